@@ -1,0 +1,2455 @@
+"""minigrid: a whole volunteer-computing project in one process and one command.
+
+Strangers' computers ask this server for work, compute it, and report; the server gives every task
+to several of them, compares what comes back, and keeps the answers that agree. It follows the
+rules of BOINC's back end (cited as S0-16, C5 ... in comments and in the table of section 2).
+
+    any BOINC client ---XML--+                                    +--- plugins/apps/*.py
+    volunteer.py ------JSON--+--> schedule(Request, now) --+      |    workunit, compute,
+                                  (Bottle, waitress)       |      |    compare, assimilate
+                                                           v      |
+                         APScheduler --> run_pass(now) --> one writer --> data/minigrid.db
+
+Two nouns: a *workunit* is a task; a *result* is one copy of it, held by at most one host.
+One clock: `now` is an argument everywhere, an int in seconds UTC; section 13 alone reads a clock.
+One writer: only functions handed to `project.write()` change the store.
+
+Read it from the top: every section uses only what stands above it.
+
+    1 States        2 Rules         3 Records       4 Store and writer   5 Settings and project
+    6 Applications  7 Work and files   8 Scheduler  9 Transitioner      10 Validator
+    11 Stages      12 HTTP         13 Process and command line
+"""
+
+import argparse
+import concurrent.futures
+import configparser
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import importlib.util
+import inspect
+import json
+import logging
+import math
+import os
+import queue
+import random
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import sys
+import threading
+import time
+import traceback
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from enum import IntEnum, IntFlag
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import bottle
+import waitress
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+from peewee import (SQL, BigIntegerField, BooleanField, CharField, Check, DatabaseError,
+                    FloatField, ForeignKeyField, IntegerField, Model, SqliteDatabase, TextField, fn)
+from playhouse.fields import IntEnumField
+
+__version__ = "0.1.0"
+log = logging.getLogger("minigrid")
+
+__all__ = [
+    "ServerState", "Outcome", "ValidateState", "FileDeleteState", "AssimilateState", "ErrorMask",
+    "NEVER", "RULES", "DEVIATIONS", "Rule", "fire", "fired", "IllegalMove",
+    "Meta", "User", "Host", "App", "AppVersion", "HostAppVersion", "Workunit", "Result", "Firing",
+    "db", "ClientError", "PluginError", "StoreError", "Settings", "project",
+    "open_project", "close_project", "apps", "load_app", "sync_apps", "add_work", "register",
+    "Request", "Report", "Reply", "Assignment", "schedule", "transition", "judge", "validate",
+    "STAGES", "run_pass", "cancel",
+]
+
+NEVER = 2147483647  # the INT_MAX of transition_time [C9 C35]; 0 means due at once
+RETRY_SECONDS = 6 * 3600  # a workunit that could not be judged is looked at again then [C13]
+
+
+# ---- 1. States -----------------------------------------------------------------
+#
+# A workunit has no overall state, only independent fields. Names and numbers are BOINC's, so that
+# two dumps can be laid side by side [RULES table 5].
+
+
+class ServerState(IntEnum):
+    """Where a result stands on the server [S4-34]."""
+
+    INACTIVE = 1  # not made by minigrid; counts with UNSENT where a store holds it
+    UNSENT = 2
+    IN_PROGRESS = 4
+    OVER = 5  # reported, timed out, or not needed
+
+
+class Outcome(IntEnum):
+    """How a result ended; INIT until it is OVER [S4-41]."""
+
+    INIT = 0
+    SUCCESS = 1
+    COULDNT_SEND = 2
+    CLIENT_ERROR = 3
+    NO_REPLY = 4
+    DIDNT_NEED = 5
+    VALIDATE_ERROR = 6  # reported as a success, but its output is missing or cannot be read
+    CLIENT_DETACHED = 7
+
+
+class ValidateState(IntEnum):
+    """What the validator thinks of a result; no ERROR state exists [C15]."""
+
+    INIT = 0
+    VALID = 1
+    INVALID = 2
+    NO_CHECK = 3  # the workunit failed: nobody will ever judge this result
+    INCONCLUSIVE = 4  # compared without consensus; compared again with the next result
+    TOO_LATE = 5  # came when the canonical output was gone: no credit, no blame
+
+
+class FileDeleteState(IntEnum):
+    """May the files of a workunit (inputs) or of a result (outputs) go? [S4-10 S4-51]"""
+
+    INIT = 0
+    READY = 1
+    DONE = 2
+    ERROR = 3  # deleting failed; tried again hourly [C16]
+
+
+class AssimilateState(IntEnum):
+    """Has the application taken the answer, or the failure? [S4-14]"""
+
+    INIT = 0
+    READY = 1
+    DONE = 2
+
+
+class ErrorMask(IntFlag):
+    """Why a workunit was given up; zero while it was not [S4-23 C18]."""
+
+    NONE = 0
+    COULDNT_SEND_RESULT = 1
+    TOO_MANY_ERROR_RESULTS = 2
+    TOO_MANY_SUCCESS_RESULTS = 4
+    TOO_MANY_TOTAL_RESULTS = 8
+    CANCELLED = 16
+    NO_CANONICAL_RESULT = 32
+
+
+class TransitionerFlags(IntFlag):
+    """What the transitioner leaves alone in a workunit [T9]."""
+
+    NONE = 0
+    NO_TRANSITION = 1
+    NO_NEW_RESULTS = 2
+
+
+S, O, V, F, A, E = ServerState, Outcome, ValidateState, FileDeleteState, AssimilateState, ErrorMask
+
+
+# ---- 2. Rules ------------------------------------------------------------------
+#
+# A rule is one event in the life of one row: who may cause it, from which states, to which, and the
+# ids of RULES.md that say so. `fire()` is the only writer of a state field: stage code says when,
+# the table says what, the citation says why. An error bit is added to the mask, never taken away.
+
+
+class IllegalMove(Exception):
+    """A rule was fired on a row it does not fit: our own bug, never a volunteer's."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of the table; `before` maps fields to allowed values, `after` to the new one."""
+
+    name: str
+    by: str
+    cites: str
+    before: dict
+    after: dict
+    why: str
+
+
+RULES = {}  # name -> Rule, in the order in which a workunit may meet them
+fired = []  # (rule, row) since the writer last emptied it: becomes log lines and counts
+
+
+def rule(name, *, by, cites, before, after, why):
+    """Enter a rule into the table and return it."""
+    RULES[name] = Rule(name, by, cites, before, after, why)
+    return RULES[name]
+
+
+def fire(rule, row):
+    """Apply a rule to a row in memory.
+
+    Raises IllegalMove, with the row unchanged, if a field holds a value the rule does not start
+    from. Error bits are added to those already set.
+    """
+    for name, allowed in rule.before.items():
+        value = getattr(row, name)
+        if value not in allowed:
+            raise IllegalMove(f"{label(row)} {rule.by}: '{rule.name}' wants {name} in "
+                              f"{sorted(allowed)}, found {value!r}")
+    for name, value in rule.after.items():
+        setattr(row, name, row.error_mask | value if name == "error_mask" else value)
+    fired.append((rule, row))
+
+
+def label(row):
+    """Name a row as log lines do: RESULT#12, WORKUNIT#7."""
+    return f"{type(row).__name__.upper()}#{row.id}"
+
+
+# Work generator and scheduler
+
+NEW_RESULT = rule(
+    "make a copy", by="transitioner", cites="S0-24 S0-25 S2-10 S4-34 C4",
+    before=dict(server_state={S.UNSENT}), after=dict(server_state=S.UNSENT),
+    why="fewer copies than target_nresults are waiting, under way, or still usable")
+SEND = rule(
+    "send", by="scheduler", cites="S2-27 S4-35",
+    before=dict(server_state={S.UNSENT}), after=dict(server_state=S.IN_PROGRESS),
+    why="a host asked for work and can do this in time")
+COULDNT_SEND = rule(
+    "could not send", by="scheduler", cites="S0-10 S0-11 S0-13",
+    before=dict(server_state={S.UNSENT}),
+    after=dict(server_state=S.OVER, outcome=O.COULDNT_SEND),
+    why="too many hosts asked that are too small or too slow for it")
+SUCCESS = rule(
+    "report success", by="scheduler", cites="S0-07 S0-08 S2-31 S2-33 S4-36 S4-42",
+    before=dict(server_state={S.IN_PROGRESS}),
+    after=dict(server_state=S.OVER, outcome=O.SUCCESS),
+    why="the host reports client_state 5 (uploaded) and exit_status 0")
+CLIENT_ERROR = rule(
+    "report error", by="scheduler", cites="S0-05 S0-06 S0-08 S2-34 S4-36 S4-43 C15",
+    before=dict(server_state={S.IN_PROGRESS}),
+    after=dict(server_state=S.OVER, outcome=O.CLIENT_ERROR, validate_state=V.INVALID),
+    why="the host reports anything else")
+LATE_SUCCESS = rule(
+    "report success late", by="scheduler", cites="S0-07 C11",
+    before=dict(server_state={S.OVER}, outcome={O.NO_REPLY}), after=dict(outcome=O.SUCCESS),
+    why="given up, but it came all the same: it counts while it can be compared")
+LATE_ERROR = rule(
+    "report error late", by="scheduler", cites="S0-05 S0-06 C11 C15",
+    before=dict(server_state={S.OVER}, outcome={O.NO_REPLY}),
+    after=dict(outcome=O.CLIENT_ERROR, validate_state=V.INVALID),
+    why="given up, and then reported as failed")
+DETACH = rule(
+    "host detached", by="scheduler", cites="S4-37 S4-49 C14",
+    before=dict(server_state={S.IN_PROGRESS}),
+    after=dict(server_state=S.OVER, outcome=O.CLIENT_DETACHED),
+    why="the host came back as new and without its tasks")
+
+# Transitioner
+
+TIME_OUT = rule(
+    "time out", by="transitioner", cites="S0-16 S0-17 S2-14 S4-38 C2",
+    before=dict(server_state={S.IN_PROGRESS}),
+    after=dict(server_state=S.OVER, outcome=O.NO_REPLY),
+    why="now > report_deadline")
+TOO_LATE = rule(
+    "too late", by="transitioner", cites="C3",
+    before=dict(outcome={O.SUCCESS}, validate_state={V.INIT}),
+    after=dict(validate_state=V.TOO_LATE),
+    why="the canonical output is deleted already: nothing to compare with")
+NEED_VALIDATE = rule(
+    "ask for validation", by="transitioner", cites="S0-18 S0-19 S4-19 S4-20 C12 C19",
+    before=dict(need_validate={False, True}), after=dict(need_validate=True),
+    why="min_quorum usable results, at least one of them not looked at yet")
+FAIL_UNSENDABLE = rule(
+    "fail: could not send", by="transitioner", cites="S0-20 S2-15 S4-24",
+    before={}, after=dict(error_mask=E.COULDNT_SEND_RESULT),
+    why="one result could not be sent")
+FAIL_ERRORS = rule(
+    "fail: too many errors", by="transitioner", cites="S0-21 S2-08 S2-16 S4-25 C6 C7 C18",
+    before={}, after=dict(error_mask=E.TOO_MANY_ERROR_RESULTS),
+    why="more than max_error_results ended in an error")
+FAIL_TOTAL = rule(
+    "fail: too many results", by="transitioner", cites="S0-23 S2-17 S4-27 C5",
+    before={}, after=dict(error_mask=E.TOO_MANY_TOTAL_RESULTS),
+    why="one more copy is needed and max_total_results were made")
+NOT_NEEDED = rule(
+    "not needed: workunit failed", by="transitioner", cites="S0-26 S0-27 S2-18 S4-39 S4-46",
+    before=dict(server_state={S.UNSENT, S.INACTIVE}),
+    after=dict(server_state=S.OVER, outcome=O.DIDNT_NEED),
+    why="the workunit was given up before this copy was sent")
+NO_CHECK = rule(
+    "nobody will check", by="transitioner", cites="S4-57",
+    before=dict(outcome={O.SUCCESS}, validate_state={V.INIT, V.INCONCLUSIVE}),
+    after=dict(validate_state=V.NO_CHECK),
+    why="the workunit was given up; its credit shall not show as pending")
+GIVE_UP = rule(
+    "hand over the failure", by="transitioner", cites="S0-28 S2-05 S2-18 S4-15",
+    before=dict(assimilate_state={A.INIT}), after=dict(assimilate_state=A.READY),
+    why="an error bit is set and the application was not told yet")
+RESUME = rule(
+    "hand over again", by="transitioner", cites="T5 C23",
+    before=dict(assimilate_state={A.INIT}), after=dict(assimilate_state=A.READY),
+    why="a deferred assimilation: all copies are over and judged now")
+FREE_INPUT = rule(
+    "free inputs", by="transitioner", cites="S0-29 S0-30 S2-07 S4-11 S4-32 C17",
+    before=dict(file_delete_state={F.INIT}), after=dict(file_delete_state=F.READY),
+    why="assimilated, all copies over and judged: nobody will ask for the inputs")
+FREE_OUTPUT = rule(
+    "free output", by="transitioner", cites="S0-31 S0-32 S0-33 S4-53 S4-63 C10 C16 C45",
+    before=dict(server_state={S.OVER}, file_delete_state={F.INIT}),
+    after=dict(file_delete_state=F.READY),
+    why="assimilated, and this output is not the canonical one")
+FREE_CANONICAL = rule(
+    "free canonical output", by="transitioner", cites="S4-52 S4-64",
+    before=dict(server_state={S.OVER}, file_delete_state={F.INIT}),
+    after=dict(file_delete_state=F.READY),
+    why="assimilated, all copies over and judged: nothing more to compare with it")
+
+# Validator
+
+VALID = rule(
+    "valid", by="validator", cites="S0-39 S0-40 S0-44 S2-23 S2-25 S4-55",
+    before=dict(outcome={O.SUCCESS}), after=dict(validate_state=V.VALID),
+    why="agrees with the canonical result; credit is granted")
+INVALID = rule(
+    "invalid", by="validator", cites="S0-40 S0-44 S2-25 S4-56",
+    before=dict(outcome={O.SUCCESS}), after=dict(validate_state=V.INVALID),
+    why="differs from the canonical result")
+INCONCLUSIVE = rule(
+    "inconclusive", by="validator", cites="S4-59",
+    before=dict(outcome={O.SUCCESS}), after=dict(validate_state=V.INCONCLUSIVE),
+    why="compared, but no group of results is large enough yet")
+LOOK_AGAIN = rule(
+    "look again", by="validator", cites="V6 C13 C19",
+    before=dict(outcome={O.SUCCESS}, validate_state={V.INIT, V.INCONCLUSIVE}),
+    after=dict(validate_state=V.INIT),
+    why="the others agree, but this output could not be read just now")
+UNREADABLE = rule(
+    "unreadable output", by="validator", cites="S4-48 C15",
+    before=dict(outcome={O.SUCCESS}),
+    after=dict(outcome=O.VALIDATE_ERROR, validate_state=V.INVALID),
+    why="the output is missing or the application cannot read it")
+CONSENSUS = rule(
+    "consensus", by="validator", cites="S0-43 S0-47 S2-22 S2-26 S4-02 S4-16 C20 S3-37 S3-38",
+    before=dict(assimilate_state={A.INIT}), after=dict(assimilate_state=A.READY),
+    why="enough results agree; one of them is the canonical result")
+LATE_CONSENSUS = rule(
+    "consensus after the end", by="validator", cites="S2-36 S4-16 S4-31",
+    before=dict(assimilate_state={A.READY, A.DONE}), after={},
+    why="as above, but the application was told already and is not told twice")
+NOT_NEEDED_NOW = rule(
+    "not needed: decided", by="validator", cites="S0-48 S2-26 S4-40 S4-47",
+    before=dict(server_state={S.UNSENT, S.INACTIVE}),
+    after=dict(server_state=S.OVER, outcome=O.DIDNT_NEED),
+    why="the canonical result was found before this copy was sent")
+FAIL_SUCCESSES = rule(
+    "fail: no consensus", by="validator", cites="S0-22 S0-49 S2-09 S4-26 S4-28 C6 C20",
+    before={}, after=dict(error_mask=E.TOO_MANY_SUCCESS_RESULTS),
+    why="more than max_success_results usable results and still no agreement")
+JUDGED = rule(
+    "judged", by="validator", cites="S0-36 S0-52 S4-22",
+    before=dict(need_validate={False, True}), after=dict(need_validate=False),
+    why="the validator has been here, whatever it found")
+
+# Assimilator, file deleter, purger, people
+
+FAIL_NO_CANONICAL = rule(
+    "fail: nothing to assimilate", by="assimilator", cites="A1",
+    before={}, after=dict(error_mask=E.NO_CANONICAL_RESULT),
+    why="neither an error nor a canonical result that exists")
+ASSIMILATED = rule(
+    "assimilated", by="assimilator", cites="S0-54 S2-39 S4-17 C23",
+    before=dict(assimilate_state={A.READY}), after=dict(assimilate_state=A.DONE),
+    why="the application has taken the answer, or the failure")
+DEFERRED = rule(
+    "assimilation deferred", by="assimilator", cites="A2 C23",
+    before=dict(assimilate_state={A.READY}), after=dict(assimilate_state=A.INIT),
+    why="the application wants to be asked again when all copies are in")
+DELETED = rule(
+    "files deleted", by="file deleter", cites="S4-12 S4-13 F1 C16",
+    before=dict(file_delete_state={F.READY, F.ERROR}), after=dict(file_delete_state=F.DONE),
+    why="every file is gone; one that was not there counts as deleted")
+NOT_DELETED = rule(
+    "files not deleted", by="file deleter", cites="F2 F3 C16",
+    before=dict(file_delete_state={F.READY, F.ERROR}), after=dict(file_delete_state=F.ERROR),
+    why="the system refused; tried again every hour")
+PURGE = rule(
+    "purge", by="purger", cites="S4-12 P1 P2 P3",
+    before=dict(file_delete_state={F.DONE}), after={},
+    why="all is done and archived: the rows go")
+CANCEL = rule(
+    "cancel", by="operator", cites="C9 C42",
+    before={}, after=dict(error_mask=E.CANCELLED),
+    why="the project's owner does not want it any more")
+
+DEVIATIONS = {  # rule ids that no code carries out, and why
+    "S0-38": "C3: the transitioner sets TOO_LATE; the validator is not called",
+    "S0-46": "C13: a consensus wakes the assimilator, which wakes the transitioner",
+    "S2-03": "C8: one transitioner for all applications",
+    "S2-11": "C8: one transitioner for all applications",
+    "S2-20": "C1: the next transition is the earliest deadline",
+    "S0-35": "C1: the next transition is the earliest deadline",
+    "S2-32": "C11: a late report may still count, its files stay",
+    "S4-65": "C11: a late report may still count, its files stay",
+    "S2-37": "C10: the transitioner alone sets file_delete_state",
+    "S2-38": "C10: the transitioner alone sets file_delete_state",
+    "S2-40": "C10: the transitioner alone sets file_delete_state",
+    "S4-44": "C14: CLIENT_DETACHED",
+    "S4-45": "C2: a misprint; strictly after the deadline",
+    "S4-58": "C15: no such state; outcome VALIDATE_ERROR",
+    "S4-60": "C3: the transitioner sets TOO_LATE",
+    "C37": "a matter of wording in S3; nothing to carry out",
+    "C38": "waiting times learned per host come with X-Com's dispatch (S3-08)",
+    "C41": "a matter of layout in the source; nothing to carry out",
+}
+
+
+# ---- 3. Records ----------------------------------------------------------------
+#
+# Plain peewee models with BOINC's column names. Partial indexes hold only the rows somebody waits
+# for, so that a million finished workunits cost a request or a pass nothing. SQLite uses such an
+# index only where the query repeats its condition as it stands: hence the constants below.
+
+db = SqliteDatabase(None, lock_type="IMMEDIATE", pragmas={
+    "journal_mode": "wal", "synchronous": "full", "foreign_keys": 1, "cache_size": -8000,
+}, timeout=30)
+
+DUE = SQL("transition_time < 2147483647")
+TO_VALIDATE = SQL("need_validate")
+TO_ASSIMILATE = SQL("assimilate_state = 1")
+UNSENT = SQL("server_state = 2")
+IN_PROGRESS = SQL("server_state = 4")
+FILES_READY, FILES_GONE, FILES_STUCK = (SQL(f"file_delete_state = {n}") for n in (1, 2, 3))
+
+
+class JSONField(TextField):
+    """A JSON value, written canonically."""
+
+    def db_value(self, value):
+        return None if value is None else canonical_json(value)
+
+    def python_value(self, value):
+        return None if value is None else json.loads(value)
+
+
+def canonical_json(value):
+    """Write a value so that equal values give equal text.
+
+    Raises ValueError for NaN and infinities, TypeError for what is not JSON.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False,
+                      allow_nan=False)
+
+
+class Record(Model):
+    """Base of all tables: `save_all()` writes only the fields that changed."""
+
+    class Meta:
+        database = db
+        only_save_dirty = True
+        legacy_table_names = False
+
+
+class Meta(Record):
+    """Single values of the store: schema version, sizes of files that grow with it."""
+
+    name = CharField(primary_key=True)
+    value = BigIntegerField()
+
+
+class User(Record):
+    """A volunteer: a nickname, or an account with e-mail address and password."""
+
+    create_time = BigIntegerField()
+    name = CharField()
+    email_addr = CharField(null=True, unique=True)
+    passwd_hash = CharField(default="")  # salt and scrypt of BOINC's passwd_hash [WIRE 5]
+    authenticator = CharField(unique=True)
+    total_credit = FloatField(default=0)
+    expavg_credit = FloatField(default=0)  # credit per day, half of it a week old
+    expavg_time = FloatField(default=0)
+
+
+class Host(Record):
+    """A client directory on a computer; two clients on one computer are two hosts [D-08]."""
+
+    user = ForeignKeyField(User)
+    create_time = BigIntegerField()
+    host_cpid = CharField(default="", index=True)
+    rpc_time = BigIntegerField(default=0)  # last request
+    rpc_seqno = BigIntegerField(default=0)
+    work_time = BigIntegerField(default=0)  # last request that was given a chance of work
+    domain_name = CharField(default="")
+    p_ncpus = IntegerField(default=1)
+    p_vendor = CharField(default="")
+    p_model = CharField(default="")
+    p_fpops = FloatField(default=1e9)  # floating-point operations per second and processor
+    m_nbytes = FloatField(default=0)
+    d_free = FloatField(default=0)
+    d_total = FloatField(default=0)
+    os_name = CharField(default="")
+    os_version = CharField(default="")
+    client_version = CharField(default="")
+    on_frac = FloatField(default=1)  # share of time the computer is on ...
+    active_frac = FloatField(default=1)  # ... and allowed to compute while it is
+    total_credit = FloatField(default=0)
+    expavg_credit = FloatField(default=0)
+    expavg_time = FloatField(default=0)
+    avg_turnaround = FloatField(default=0)  # s from sending to report
+    why_no_work = TextField(default="")  # what the last request without work was told [D-04]
+
+
+class App(Record):
+    """An application; its code is in plugins/apps, its place in the work generator here."""
+
+    name = CharField(unique=True)
+    create_time = BigIntegerField()
+    next_number = BigIntegerField(default=0)  # the next i for workunit(i)
+
+
+class AppVersion(Record):
+    """The files of an application for one platform; new content is a new version [WIRE 17]."""
+
+    app = ForeignKeyField(App)
+    create_time = BigIntegerField()
+    platform = CharField()
+    version_num = IntegerField()
+    plan_class = CharField(default="")
+    files = JSONField()  # [{name, sha256, nbytes, main}]
+
+    class Meta:
+        indexes = ((("app", "platform", "version_num", "plan_class"), True),)
+
+
+class HostAppVersion(Record):
+    """How one host does with one application version: quota and measured speed."""
+
+    host = ForeignKeyField(Host, index=False)
+    app_version = ForeignKeyField(AppVersion)
+    max_jobs_per_day = IntegerField()  # for each processor; shrinks with errors, grows with successes
+    n_jobs_today = IntegerField(default=0)
+    quota_day = IntegerField(default=0)  # days since the epoch
+    consecutive_valid = IntegerField(default=0)
+    et_n = IntegerField(default=0)  # reports behind et_avg
+    et_avg = FloatField(default=0)  # elapsed seconds per estimated floating-point operation
+
+    class Meta:
+        indexes = ((("host", "app_version"), True),)
+
+
+class Workunit(Record):
+    """A task: parameters set at creation, and state fields that only rules change."""
+
+    app = ForeignKeyField(App)
+    name = CharField(unique=True)
+    number = BigIntegerField(null=True)  # the i of workunit(i)
+    create_time = BigIntegerField()
+    mod_time = BigIntegerField(default=0)
+    input_files = JSONField()  # [{name, sha256, nbytes}], no_delete: true keeps one
+    priority = IntegerField(default=0)
+    batch = IntegerField(default=0)
+    rsc_fpops_est = FloatField(default=1e9)
+    rsc_fpops_bound = FloatField(default=1e12)
+    rsc_memory_bound = FloatField(default=2.5e8)  # bytes
+    rsc_disk_bound = FloatField(default=1e8)  # bytes
+    delay_bound = IntegerField(default=86400)  # s from sending to the deadline
+    min_quorum = IntegerField(default=2)
+    target_nresults = IntegerField(default=2)
+    max_error_results = IntegerField(default=3)
+    max_total_results = IntegerField(default=10)
+    max_success_results = IntegerField(default=6)
+    transitioner_flags = IntegerField(default=0)
+    canonical_credit = FloatField(default=0)  # granted to each valid result [S2-04]
+    transition_time = BigIntegerField(default=0)  # next look of the transitioner [S0-01 S4-03]
+    canonical_resultid = BigIntegerField(default=0)  # 0 = none [S4-01 C35]
+    error_mask = IntEnumField(ErrorMask, default=E.NONE)  # [S4-23]
+    need_validate = BooleanField(default=False)  # [S4-18 S4-21]
+    assimilate_state = IntEnumField(AssimilateState, default=A.INIT)  # [S4-14]
+    file_delete_state = IntEnumField(FileDeleteState, default=F.INIT)  # of the inputs [S4-10]
+
+    class Meta:
+        constraints = [Check("min_quorum > 0"), Check("delay_bound > 0")]
+
+
+class Result(Record):
+    """One copy of a workunit, held by at most one host."""
+
+    workunit = ForeignKeyField(Workunit, backref="results")
+    app = ForeignKeyField(App, index=False)
+    name = CharField(unique=True)
+    create_time = BigIntegerField()
+    priority = IntegerField(default=0)
+    server_state = IntEnumField(ServerState, default=S.UNSENT)  # [S4-34]
+    outcome = IntEnumField(Outcome, default=O.INIT)  # defined once OVER [S4-41]
+    client_state = IntegerField(default=0)  # where the client failed [S2-30 S4-50]
+    validate_state = IntEnumField(ValidateState, default=V.INIT)  # [S4-54]
+    file_delete_state = IntEnumField(FileDeleteState, default=F.INIT)  # of the outputs [S4-51]
+    host = ForeignKeyField(Host, null=True, index=False)
+    user = ForeignKeyField(User, null=True, index=False)
+    app_version = ForeignKeyField(AppVersion, null=True, index=False)
+    sent_time = BigIntegerField(default=0)
+    report_deadline = BigIntegerField(default=0)  # give up after it [S4-33]; 0 while UNSENT
+    received_time = BigIntegerField(default=0)
+    exit_status = IntegerField(default=0)
+    cpu_time = FloatField(default=0)
+    elapsed_time = FloatField(default=0)
+    granted_credit = FloatField(default=0)
+    output_files = JSONField(null=True)  # [{name}]; None: one file, named after the result
+    refusals = JSONField(null=True)  # [[time, hostid, reason]]: hosts too small for it [S0-13]
+    stderr_out = TextField(default="")
+
+
+class Firing(Record):
+    """How often each rule has fired, for ever: totals that survive the purge and cost no scan."""
+
+    app = ForeignKeyField(App)
+    rule = CharField()
+    n = BigIntegerField(default=0)
+
+    class Meta:
+        indexes = ((("app", "rule"), True),)
+
+
+TABLES = (Meta, User, Host, App, AppVersion, HostAppVersion, Workunit, Result, Firing)
+INDEXES = (
+    ("workunit_due", Workunit, (Workunit.transition_time,), DUE),
+    ("workunit_to_validate", Workunit, (Workunit.id,), TO_VALIDATE),
+    ("workunit_to_assimilate", Workunit, (Workunit.id,), TO_ASSIMILATE),
+    ("workunit_files_ready", Workunit, (Workunit.id,), FILES_READY),
+    ("workunit_files_stuck", Workunit, (Workunit.id,), FILES_STUCK),
+    ("workunit_to_purge", Workunit, (Workunit.mod_time,), FILES_GONE),
+    ("result_unsent", Result, (Result.priority.desc(), Result.id, Result.app), UNSENT),
+    ("result_in_progress", Result, (Result.host, Result.app), IN_PROGRESS),
+    ("result_files_ready", Result, (Result.id,), FILES_READY),
+    ("result_files_stuck", Result, (Result.id,), FILES_STUCK),
+)
+for _name, _model, _fields, _where in INDEXES:
+    _model.add_index(_model.index(*_fields, where=_where, name=_name))
+
+
+def save_all(rows):
+    """Write new rows and the changed fields of old ones, many rows to a statement."""
+    groups = defaultdict(list)
+    for row in rows:
+        if row.dirty_fields:
+            names = tuple(sorted(f.name for f in row.dirty_fields if f.name != "id"))
+            groups[type(row), names, row._pk is None].append(row)
+    for (model, names, new), members in groups.items():
+        fields = [model._meta.fields[name] for name in names]
+        table, columns = model._meta.table_name, [f'"{f.column_name}"' for f in fields]
+        if new:
+            sql = f'INSERT INTO "{table}" ({", ".join(columns)}) ' \
+                  f'VALUES ({", ".join(db.param * len(columns))})'
+        else:
+            sql = f'UPDATE "{table}" SET {", ".join(f"{c} = {db.param}" for c in columns)} ' \
+                  f'WHERE "id" = {db.param}'
+        db.connection().executemany(sql, [
+            [f.db_value(row.__data__.get(f.name)) for f in fields] + ([] if new else [row._pk])
+            for row in members])
+        for row in members:
+            row._dirty.clear()
+
+
+# ---- 4. Store and writer -------------------------------------------------------
+#
+# All changes happen in one thread [D4]. It takes every function that waits, runs each in a
+# savepoint of one transaction, commits once with synchronous=FULL, and only then answers: no lock
+# errors, no races between reports and stages, one fsync for many requests, and nothing that was
+# acknowledged is lost. A function that raises loses its own changes only.
+
+SCHEMA_VERSION = 1
+MIGRATIONS = {}  # version -> SQL statements that make version + 1 of it
+
+
+class ClientError(Exception):
+    """The volunteer's fault; `status` is the HTTP status that says so."""
+
+    def __init__(self, text, status=400, **details):
+        super().__init__(text)
+        self.status, self.details = status, details
+
+
+class PluginError(Exception):
+    """The project's fault: names the file, the hook, and what was wanted."""
+
+
+class StoreError(Exception):
+    """The store cannot be opened or cannot take a change just now."""
+
+
+class Writer:
+    """The one thread that changes the store; called without a thread it works in the caller's.
+
+    `write(function)` returns what the function returned, after its changes are durable. Raises
+    what the function raised, or StoreError if the store refused (disk full, read only).
+    """
+
+    def __init__(self):
+        self.waiting = queue.SimpleQueue()
+        self.thread = None
+        self.trouble = ""  # why the last commit failed; empty while all is well
+
+    def start(self):
+        """Change the store in a thread of its own from now on."""
+        self.thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self.thread.start()
+
+    def stop(self):
+        """Finish what waits, then work in the caller's thread again."""
+        if self.thread:
+            self.waiting.put(None)
+            self.thread.join()
+            self.thread = None
+
+    def __call__(self, function):
+        task = concurrent.futures.Future(), function
+        if self.thread and threading.current_thread() is not self.thread:
+            self.waiting.put(task)
+        else:
+            self._commit([task])
+        return task[0].result()
+
+    def _run(self):
+        stopping = False
+        while not stopping:
+            tasks = [self.waiting.get()]
+            with contextlib.suppress(queue.Empty):
+                while len(tasks) < 64:  # a bound on what one failing commit can take along
+                    tasks.append(self.waiting.get_nowait())
+            stopping = None in tasks
+            tasks = [task for task in tasks if task]
+            if tasks:
+                self._commit(tasks)
+        db.close()
+
+    def _commit(self, tasks):
+        answers, done = [], []
+        try:
+            with db.atomic("IMMEDIATE"):
+                for future, function in tasks:
+                    answers.append((future, *self._try(function, done)))
+                count_firings(done)
+            self.trouble = ""
+        except DatabaseError as error:  # The commit failed: nothing of the group happened.
+            self.trouble = str(error)
+            refusal = StoreError(f"the server's store cannot be written: {error}")
+            answers, done = [(future, None, refusal) for future, _ in tasks], []
+        for rule, row in done:
+            log.info("%s %s: %s", label(row), rule.by, rule.name)
+        for future, value, error in answers:
+            future.set_exception(error) if error else future.set_result(value)
+
+    @staticmethod
+    def _try(function, done):
+        """Run one function in its savepoint; return its value and its exception."""
+        fired.clear()
+        try:
+            with db.savepoint():
+                value = function()
+        except DatabaseError:
+            raise  # Full or damaged: the others of the group would meet the same.
+        except Exception as error:
+            return None, error
+        done.extend(fired)
+        return value, None
+
+
+def count_firings(done):
+    """Add the fired rules of a transaction to the totals of their applications."""
+    counts = Counter((row.app_id, rule.name) for rule, row in done if row.app_id)
+    for (app_id, name), n in counts.items():
+        (Firing.insert(app=app_id, rule=name, n=n)
+         .on_conflict(conflict_target=[Firing.app, Firing.rule], update={Firing.n: Firing.n + n})
+         .execute())
+
+
+def open_store(path):
+    """Open the store, made or migrated where needed.
+
+    Raises StoreError, with advice, if it is damaged, not ours, or from a newer minigrid.
+    """
+    new = not path.exists()
+    db.init(str(path))
+    try:
+        tables = [] if new else db.get_tables()
+        if tables and "meta" not in tables:
+            raise StoreError(f"{path} is not a minigrid store: choose another directory with --data")
+        version = Meta.get_by_id("schema").value if "meta" in tables else None
+        if version is not None and version > SCHEMA_VERSION:
+            raise StoreError(f"{path} was made by a newer minigrid (schema {version}, this one "
+                             f"knows {SCHEMA_VERSION}): install that one, or use another --data")
+        with db.atomic("IMMEDIATE"):
+            for step in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
+                if step not in MIGRATIONS:
+                    raise StoreError(f"{path} has schema {step}, too old for this minigrid: open it "
+                                     f"with an older release first")
+                for statement in MIGRATIONS[step]:
+                    db.execute_sql(statement)
+            db.create_tables(TABLES)
+            Meta.replace(name="schema", value=SCHEMA_VERSION).execute()
+    except DatabaseError as error:
+        raise StoreError(f"cannot open {path}: {error}. If the file is damaged, put back the newest "
+                         f"copy from {path.parent / 'backup'}") from error
+
+
+def lock_directory(data):
+    """Hold the data directory for this process; released by its death, however it dies.
+
+    SQLite's own file lock is used because it is the same on every system. Raises StoreError.
+    """
+    lock = sqlite3.connect(data / "server.lock", timeout=0, check_same_thread=False)
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+    except sqlite3.OperationalError:
+        lock.close()
+        raise StoreError(f"another minigrid {server_note(data)} works on {data}: stop it first, or "
+                         f"choose another directory with --data") from None
+    return lock
+
+
+def server_note(data):
+    """Say in brackets which process serves a data directory, as it noted itself."""
+    try:
+        note = json.loads((data / "server.json").read_text())
+        return f"(process {note['pid']}, {note['url'] or 'no address yet'})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "(process unknown)"
+
+
+def append_exactly(path, data):
+    """Append bytes to a file as part of the transaction in progress: all or nothing, once.
+
+    The store holds the size that is true. What a crash left behind it is cut off by the next call.
+    """
+    known = Meta.get_or_none(name=f"size of {path.name}")
+    size = known.value if known else 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "r+b" if path.exists() else "w+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        if end < size:
+            log.warning("%s is shorter than it was: somebody cut or replaced it", path)
+        file.truncate(min(size, end))
+        size = file.seek(0, os.SEEK_END) + len(data)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    Meta.replace(name=f"size of {path.name}", value=size).execute()
+
+
+# ---- 5. Settings and project ---------------------------------------------------
+
+
+def setting(default, about):
+    """One setting with its default and what it means (shown by `minigrid serve --help`)."""
+    return field(default=default, metadata={"about": about})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The [minigrid] section of setup.cfg; an unknown key is an error."""
+
+    name: str = setting("minigrid", "name of the project, shown to volunteers")
+    data: str = setting("data", "directory of the store and of all files")
+    host: str = setting("0.0.0.0", "address to listen on; 127.0.0.1 for this machine only")
+    port: int = setting(8080, "port to listen on; 0 takes a free one")
+    apps: str = setting("plugins/apps", "application files, or directories of them")
+    plugins: str = setting("status local", "modules of plugins/ to load")
+    stock: int = setting(100, "unsent results to keep ready for each application")
+    request_delay: float = setting(5, "s a client is asked to wait between requests")
+    min_sendwork_interval: float = setting(2, "s between two requests of a host that may get work")
+    report_grace_period: int = setting(0, "s after the deadline before a copy is given up [C22]")
+    delete_delay: int = setting(0, "s that files stay after the last report [C16]")
+    purge_delay: int = setting(7 * 86400, "s that finished workunits stay in the store")
+    max_wus_to_send: int = setting(8, "results in one reply, for each processor")
+    max_wus_in_progress: int = setting(16, "results that a host may hold, for each processor")
+    daily_result_quota: int = setting(1000, "results a day, for each processor; shrinks with errors")
+    one_result_per_user_per_wu: bool = setting(False, "no two copies to computers of one user")
+    infeasible_max: int = setting(50, "refusals for lack of memory, disk or speed that end a result")
+    resend_lost_results: bool = setting(True, "send again what a client has lost")
+    send_result_abort: bool = setting(True, "tell clients to drop what nobody needs [C42]")
+    reliable_priority_on_over: int = setting(0, "added priority of repeats [T10]")
+    reliable_priority_on_over_except_error: int = setting(0, "the same, unless there was an error")
+    max_granted_credit: float = setting(1e6, "no result gets more credit than this")
+    upload_bytes_max: int = setting(64 << 20, "largest output that is taken")
+    hook_seconds: float = setting(30, "s an application's hook may take on the server")
+    backups: int = setting(7, "daily backups to keep; 0 makes none")
+
+
+def make_settings(given, where):
+    """Build Settings from text values. Raises ClientError naming the key that is wrong."""
+    known, values = {f.name: f for f in dataclasses.fields(Settings)}, {}
+    for key, text in given.items():
+        if key not in known:
+            raise ClientError(f"{where}: unknown setting '{key}'; known are {', '.join(known)}")
+        kind = known[key].type
+        try:
+            if kind is bool and str(text).lower() not in ("true", "false", "yes", "no", "1", "0"):
+                raise ValueError
+            values[key] = str(text).lower() in ("true", "yes", "1") if kind is bool else kind(text)
+            if kind in (int, float) and not 0 <= values[key] < 1e15:
+                raise ValueError
+        except ValueError:
+            raise ClientError(f"{where}: setting '{key}' must be a {kind.__name__}"
+                              f"{', not negative' if kind is not bool else ''}; "
+                              f"found '{text}'") from None
+    return Settings(**values)
+
+
+def read_settings(path, **overrides):
+    """Read [minigrid] of a configuration file, where there is one; overrides win."""
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read(path, encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise ClientError(f"{path}: {error}") from None
+    given = dict(parser["minigrid"]) if parser.has_section("minigrid") else {}
+    given.update({key: value for key, value in overrides.items() if value is not None})
+    return make_settings(given, path)
+
+
+class Project:
+    """What is open just now: settings, directory, writer, generator, and the passing troubles."""
+
+    def __init__(self):
+        self.settings = Settings()
+        self.data = Path(self.settings.data)
+        self.rng = random.Random(0)
+        self.write = Writer()
+        self.lock = None
+        self.retry_files_at = 0  # the first pass of a process retries failed deletions [F2]
+        self.put_off = {}  # (application name, workunit id or 0) -> not before this time
+        self.errors = []  # the last troubles, for the status page: (time, text)
+        self.counts = Counter()  # passes, requests, refused requests, errors of stages
+
+
+project = Project()
+apps = {}  # name -> Application: what is served
+
+
+def open_project(settings, rng, lock=True):
+    """Open data directory and store; make them where there are none. Raises StoreError."""
+    close_project()
+    project.__init__()
+    project.settings, project.rng, project.data = settings, rng, Path(settings.data)
+    try:
+        (project.data / "results").mkdir(parents=True, exist_ok=True)
+        # All directories now: one that is missing later is a sign of trouble [F3].
+        for number in range(512):
+            folder = "download" if number < 256 else "upload"
+            (project.data / folder / f"{number % 256:02x}").mkdir(parents=True, exist_ok=True)
+        if lock:
+            project.lock = lock_directory(project.data)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"cannot write to {project.data}: {error}") from None
+    open_store(project.data / "minigrid.db")
+
+
+def close_project():
+    """Finish what waits, write the log of the store back into it, let the directory go."""
+    project.write.stop()
+    if not db.is_closed():
+        db.close()
+    if project.lock:
+        (project.data / "server.json").unlink(missing_ok=True)
+        project.lock.close()
+        project.lock = None
+    apps.clear()
+
+
+def remember(now, text):
+    """Keep a trouble for the status page and the log: the operator must not have to search."""
+    log.error(text)
+    project.errors = project.errors[-19:] + [(now, text)]
+
+
+# ---- 6. Applications -----------------------------------------------------------
+#
+# An application is one Python file that imports nothing of minigrid and runs on both sides [D6].
+# Its hooks run outside of the writer, with a bound on their time, and a hook that raises costs its
+# own workunit only.
+
+HOOKS = {  # hook -> its parameters; those after "?" are optional
+    "workunit": ("i",),
+    "compute": ("input", "?", "progress", "checkpoint"),
+    "parse": ("output",),
+    "compare": ("a", "b"),
+    "check_set": ("answers",),
+    "assimilate": ("workunit", "answer"),
+}
+PARAMETERS = {  # workunit parameter -> type; constants of the application give defaults
+    "priority": int, "delay_bound": int, "min_quorum": int, "target_nresults": int,
+    "max_error_results": int, "max_total_results": int, "max_success_results": int,
+    "rsc_fpops_est": float, "rsc_fpops_bound": float, "rsc_memory_bound": float,
+    "rsc_disk_bound": float, "credit": float,
+}
+APP_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")  # no dot, no slash: it becomes file names
+FAULTS_MAX = 20  # workunits put off before the whole application is
+
+
+@dataclass
+class Application:
+    """A loaded application file and its rows in the store."""
+
+    name: str
+    path: Path
+    module: ModuleType
+    about: str
+    takes: str
+    returns: str
+    defaults: dict
+    id: int = 0
+    versions: dict = field(default_factory=dict)  # platform -> AppVersion
+
+    def hook(self, name):
+        """Return a hook, or None where the application does without."""
+        return getattr(self.module, name, None)
+
+
+def load_app(path):
+    """Load and check one application file.
+
+    Raises PluginError naming file, hook and what was wanted.
+    """
+    path = Path(path)
+    if not APP_NAME.fullmatch(path.stem):
+        raise PluginError(f"{path}: an application's file name must be letters, digits and _")
+    spec = importlib.util.spec_from_file_location(f"minigrid_app_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{path}: {where_raised(error, path)}") from error
+    for name, wanted in HOOKS.items():
+        check_hook(path, module, name, wanted)
+    kinds = {name: getattr(module, name, "json") for name in ("takes", "returns")}
+    for name, kind in kinds.items():
+        if kind not in ("json", "bytes"):
+            raise PluginError(f"{path}: {name} must be 'json' or 'bytes', found {kind!r}")
+    given = {name: getattr(module, name) for name in PARAMETERS if hasattr(module, name)}
+    try:
+        defaults = check_parameters(given)
+    except ValueError as error:
+        raise PluginError(f"{path}: {error}") from None
+    about = getattr(module, "about", "") or (module.__doc__ or "").strip().split("\n")[0]
+    return Application(path.stem, path, module, str(about), **kinds, defaults=defaults)
+
+
+def check_hook(path, module, name, wanted):
+    """Check that a hook is there where it must be and takes what it will be given."""
+    required, optional = wanted, ()
+    if "?" in wanted:
+        required, optional = wanted[:wanted.index("?")], wanted[wanted.index("?") + 1:]
+    signature = f"def {name}({', '.join(required)})"
+    hook = getattr(module, name, None)
+    if hook is None:
+        if name in ("workunit", "compute"):
+            raise PluginError(f"{path}: there is no {name}(); wanted: {signature}")
+        return
+    if not inspect.isfunction(hook):
+        raise PluginError(f"{path}: {name} is not a function; wanted: {signature}")
+    parameters = list(inspect.signature(hook).parameters.values())
+    plain = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    extra = [p.name for p in parameters[len(required):] if p.default is p.empty]
+    if len(plain) < len(required) or not set(extra) <= set(optional):
+        found = f"{name}{inspect.signature(hook)}"
+        more = f", and if you like {' and '.join(optional)}" if optional else ""
+        raise PluginError(f"{path}: {name}() has the wrong parameters; wanted: "
+                          f"{signature}{more}; found: {found}")
+
+
+def check_parameters(given):
+    """Check numbers of a workunit; return them completed. Raises ValueError.
+
+    Numbers that could never end a workunit are refused here, by name: no later check would see
+    them but as a workunit that waits for ever.
+    """
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"{name} must be a number, found {value!r}")
+        if PARAMETERS[name] is int and value != int(value):
+            raise ValueError(f"{name} must be a whole number, found {value!r}")
+        floor = -2**31 if name == "priority" else 0 if name in ("credit", "max_error_results") else 1
+        ceiling = 2**31 - 1 if PARAMETERS[name] is int else 1e30
+        if not floor <= value <= ceiling:
+            raise ValueError(f"{name} must be between {floor} and {ceiling:.10g}, found {value!r}")
+    full = {name: PARAMETERS[name](value) for name, value in given.items()}
+    quorum = full.setdefault("min_quorum", 2)
+    target = full.setdefault("target_nresults", max(quorum, 1))
+    full.setdefault("max_success_results", max(6, target + 2))
+    full.setdefault("max_total_results", max(10, full["max_success_results"] + 2))
+    full.setdefault("max_error_results", 3)
+    for less, more in (("min_quorum", "target_nresults"),
+                       ("target_nresults", "max_success_results"),
+                       ("max_success_results", "max_total_results"),
+                       ("max_error_results", "max_total_results")):
+        if full[less] > full[more]:
+            raise ValueError(f"{less} ({full[less]}) must not be above {more} ({full[more]})")
+    return full
+
+
+def where_raised(error, path):
+    """Say in one line what went wrong and at which line of the application's file."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    if isinstance(error, SyntaxError):
+        lines = [error.lineno]
+    place = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+class HookThread:
+    """Runs hooks with a bound on their time; a hook that hangs is left behind."""
+
+    def __init__(self):
+        self.tasks = None
+
+    def __call__(self, function, *args):
+        """Return function(*args). Raises what it raises, or TimeoutError after hook_seconds."""
+        if self.tasks is None:
+            self.tasks = queue.SimpleQueue()
+            threading.Thread(target=self._run, args=(self.tasks,), name="hooks", daemon=True).start()
+        future = concurrent.futures.Future()
+        self.tasks.put((future, function, args))
+        seconds = project.settings.hook_seconds
+        try:
+            return future.result(seconds)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise
+            self.tasks = None  # Nobody can stop a thread; the next hook gets a new one.
+            raise TimeoutError(f"no answer within {seconds:g} s") from None
+
+    @staticmethod
+    def _run(tasks):
+        while True:
+            future, function, args = tasks.get()
+            try:
+                future.set_result(function(*args))
+            except BaseException as error:
+                future.set_exception(error)
+
+
+bounded = HookThread()
+
+
+def call(application, name, *args):
+    """Call a hook of an application. Raises PluginError with file, hook and line."""
+    try:
+        return bounded(application.hook(name), *args)
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{application.path}: {name}() failed: "
+                          f"{where_raised(error, application.path)}") from error
+
+
+def put_off(application, wu_id, now, error):
+    """Let what an application failed on wait for six hours; too much of it stops them all.
+
+    Kept in memory only: whoever has mended the file starts the server again, and need not wait.
+    """
+    remember(now, str(error))
+    project.put_off[application.name, wu_id] = now + RETRY_SECONDS
+    if sum(name == application.name for name, _ in project.put_off) > FAULTS_MAX:
+        project.put_off[application.name, 0] = now + RETRY_SECONDS
+        remember(now, f"{application.path}: failed on {FAULTS_MAX} workunits; put off for six "
+                      f"hours, or until the server is started again")
+
+
+def working(now):
+    """Return the applications whose hooks may be called: {id: Application}."""
+    for key in [key for key, until in project.put_off.items() if until <= now]:
+        del project.put_off[key]
+    return {a.id: a for a in apps.values() if (a.name, 0) not in project.put_off}
+
+
+def sync_apps(paths, now):
+    """Load application files and enter them into the store; return the faults as text.
+
+    A file that is not right costs that application only. `paths` are files or directories, of
+    which every *.py without a leading underscore is taken.
+    """
+    faults, found = [], []
+    for path in map(Path, paths):
+        if not path.exists():
+            faults.append(f"{path}: there is no such application file or directory")
+        found += sorted(path.glob("[!_]*.py")) if path.is_dir() else [path] * path.exists()
+    for path in found:
+        try:
+            application = load_app(path)
+            project.write(lambda: enter_app(application, now))
+            apps[application.name] = application
+        except (PluginError, OSError) as error:
+            faults.append(str(error))
+    for fault in faults:
+        remember(now, fault)
+    return faults
+
+
+def enter_app(application, now):
+    """Enter an application and, if its content is new, a new version of it."""
+    row, _ = App.get_or_create(name=application.name, defaults={"create_time": now})
+    content = application.path.read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    last = (AppVersion.select().where(AppVersion.app == row, AppVersion.platform == "python")
+            .order_by(AppVersion.version_num.desc()).first())
+    if last is None or last.files[0]["sha256"] != sha256:
+        number = last.version_num + 1 if last else 1
+        name = f"{application.name}_{number}_{sha256[:8]}.py"
+        last = AppVersion.create(app=row, create_time=now, platform="python", version_num=number,
+                                 files=[dict(name=name, sha256=sha256, nbytes=len(content), main=True)])
+    store_file("download", last.files[0]["name"], content)
+    application.id, application.versions = row.id, {"python": last}
+
+
+# ---- 7. Work and files ---------------------------------------------------------
+
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
+
+
+def file_path(folder, name):
+    """Return where a file lies: data/<folder>/<two hex digits>/<name> [D13].
+
+    Raises ClientError for a name that is none; so nothing from outside becomes a path unchecked.
+    """
+    if not FILE_NAME.fullmatch(name):
+        raise ClientError(f"'{name[:80]}' is not a file name of this project", 404)
+    return project.data / folder / hashlib.md5(name.encode()).hexdigest()[:2] / name
+
+
+def store_file(folder, name, content):
+    """Write a file that survives a power cut, or none: temporary name, flush, rename."""
+    path = file_path(folder, name)
+    temporary = path.with_name(path.name + ".new")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    settle(temporary, path)
+
+
+def settle(temporary, path):
+    """Give a complete file its name, and make the name itself survive a power cut."""
+    os.replace(temporary, path)
+    if hasattr(os, "O_DIRECTORY"):  # Windows cannot flush a directory and need not.
+        handle = os.open(path.parent, os.O_DIRECTORY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def output_files(result):
+    """Return the output files of a result: [{name, no_delete?}]."""
+    files = result.output_files
+    return [{"name": f"{result.name}_out"}] if files is None else files
+
+
+def delete_files(folder, files):
+    """Delete files; return whether all are gone. One that was not there counts as gone [F1 F3]."""
+    gone = True
+    for file in files:
+        path = file_path(folder, file["name"])
+        try:
+            if not file.get("no_delete"):
+                path.unlink()
+        except FileNotFoundError:
+            gone &= path.parent.exists()  # A lost directory is trouble, a lost file is not.
+        except OSError as error:
+            log.warning("cannot delete %s: %s", path, error)
+            gone = False
+    return gone
+
+
+def add_work(application, number, given, now):
+    """Make one workunit with its input file and first results; return it [S2-02].
+
+    `given` is what workunit(number) returned. Raises PluginError if it is not right. Runs in the
+    writer. The name is made from the number, so that no crash can make a workunit twice.
+    """
+    where = f"{application.path}: workunit({number})"
+    if not isinstance(given, dict) or "input" not in given:
+        raise PluginError(f"{where} must return a dict with 'input', or None; found {given!r:.80}")
+    unknown = sorted(set(given) - set(PARAMETERS) - {"input"})
+    if unknown:
+        raise PluginError(f"{where}: unknown {', '.join(map(repr, unknown))}; known are 'input', "
+                          f"{', '.join(PARAMETERS)}")
+    try:
+        content = encode(given["input"], application.takes)
+        parameters = {k: v for k, v in given.items() if k != "input"}
+        # Defaults that were derived give way to what the workunit says.
+        numbers = check_parameters({**application.defaults, **parameters})
+    except (ValueError, TypeError) as error:
+        raise PluginError(f"{where}: {error}") from None
+    credit = numbers.pop("credit", numbers.get("rsc_fpops_est", 1e9) / 1e8)
+    name = f"{application.name}_{number}"
+    input_file = dict(name=f"{name}_in", sha256=hashlib.sha256(content).hexdigest(),
+                      nbytes=len(content))
+    store_file("download", input_file["name"], content)
+    wu = Workunit(app=application.id, name=name, number=number, create_time=now, mod_time=now,
+                  input_files=[input_file], transition_time=now,  # [S0-01]
+                  canonical_credit=min(credit, project.settings.max_granted_credit), **numbers)
+    wu.save(force_insert=True)
+    save_all(transition(wu, [], now) + [wu])  # Its first copies at once: no pass need come by.
+    return wu
+
+
+def encode(value, kind):
+    """Write an input or output value as the bytes of its file. Raises ValueError, TypeError."""
+    if kind == "bytes":
+        if not isinstance(value, (bytes, bytearray)):
+            raise TypeError(f"must be bytes, as 'takes' or 'returns' says; found {value!r:.60}")
+        return bytes(value)
+    return canonical_json(value).encode()
+
+
+def decode(content, kind):
+    """Read what encode() wrote. Raises ValueError."""
+    return content if kind == "bytes" else json.loads(content, parse_constant=no_constant)
+
+
+def no_constant(text):
+    """Refuse NaN and Infinity, which are not JSON and compare as nothing should."""
+    raise ValueError(f"{text} is not JSON")
+
+
+def register(now, nickname="", email_addr="", password=""):
+    """Make a user by nickname alone, or an account; return the user.
+
+    An account that exists is returned if the password is right. Raises ClientError. Runs in the
+    writer.
+    """
+    nickname = " ".join(str(nickname).split())[:60] or "anonymous"
+    if not email_addr:
+        return User.create(create_time=now, name=nickname, authenticator=new_key())
+    email_addr = str(email_addr).strip().lower()
+    if not re.fullmatch(r"[^@\s]{1,100}@[^@\s]{1,100}", email_addr):
+        raise ClientError("that is not an e-mail address")
+    if len(str(password)) < 6:
+        raise ClientError("the password must have at least 6 characters")
+    proof = hashlib.md5((str(password) + email_addr).encode()).hexdigest()  # BOINC's passwd_hash
+    user = User.get_or_none(email_addr=email_addr)
+    if user is None:
+        salt = f"{project.rng.getrandbits(64):016x}"
+        return User.create(create_time=now, name=nickname, email_addr=email_addr,
+                           authenticator=new_key(), passwd_hash=hash_password(proof, salt))
+    if hash_password(proof, user.passwd_hash[:16]) != user.passwd_hash:
+        raise ClientError("there is an account with this address, and the password is wrong", 403)
+    return user
+
+
+def hash_password(proof, salt):
+    """Hash slowly what proves a password, so that a stolen store does not give it away."""
+    return salt + hashlib.scrypt(proof.encode(), salt=salt.encode(), n=4096, r=8, p=1).hex()
+
+
+def new_key():
+    """Draw an account key."""
+    return f"{project.rng.getrandbits(128):032x}"
+
+
+# ---- 8. Scheduler --------------------------------------------------------------
+
+
+@dataclass
+class Report:
+    """What a host says about one finished result [WIRE 6.2]."""
+
+    name: str
+    client_state: int = 0  # 5 = outputs uploaded
+    exit_status: int = 0
+    cpu_time: float = 0  # s
+    elapsed_time: float = 0  # s
+    peak_memory: float = 0  # bytes
+    app_version: int = 0
+    stderr_out: str = ""
+
+
+@dataclass
+class Request:
+    """One request of a host: reports, what it holds, what it wants [D5, WIRE 6]."""
+
+    authenticator: str
+    hostid: int = 0  # 0 = none yet [C35]
+    rpc_seqno: int = 0  # a lower one than last time means a copied client directory
+    host_cpid: str = ""  # made by the client, one for each of its directories
+    allow_multiple_clients: bool = False
+    host: dict = field(default_factory=dict)  # columns of Host that clients may set
+    platforms: list = field(default_factory=lambda: ["python"])
+    client_version: str = ""
+    work_req_seconds: float = 0  # 0 = no work wanted
+    cpu_req_instances: float = 0  # idle processors to fill
+    estimated_delay: float = 0  # s until what the host holds is done
+    reports: list = field(default_factory=list)  # of Report
+    other_results: list = None  # names of results it holds; None: it does not say
+
+
+@dataclass
+class Assignment:
+    """One result for a host; addresses are paths, made whole by whoever knows the host's view."""
+
+    name: str
+    workunit: str
+    app: str
+    about: str
+    app_version: int
+    version_num: int
+    files: list
+    input: dict
+    output: dict
+    report_deadline: int  # s UTC on the server's clock, without the grace period [C22 C34]
+    delay_bound: int
+    rsc_fpops_est: float
+    rsc_fpops_bound: float
+    rsc_memory_bound: float
+    rsc_disk_bound: float
+
+
+@dataclass
+class Reply:
+    """The answer to a Request [WIRE 7]."""
+
+    hostid: int = 0
+    userid: int = 0
+    project_name: str = ""
+    server_time: int = 0
+    request_delay: float = 0  # s; 0 = none asked [C35]
+    messages: list = field(default_factory=list)  # [{priority: low | notice, text}]
+    acks: list = field(default_factory=list)  # names to forget
+    aborts: list = field(default_factory=list)  # names to stop now [C42]
+    aborts_if_not_started: list = field(default_factory=list)
+    assignments: list = field(default_factory=list)
+    user_total_credit: float = 0
+    host_total_credit: float = 0
+
+
+HOST_FIELDS = {f.name: f for f in (
+    Host.domain_name, Host.p_ncpus, Host.p_vendor, Host.p_model, Host.p_fpops, Host.m_nbytes,
+    Host.d_free, Host.d_total, Host.os_name, Host.os_version, Host.on_frac, Host.active_frac)}
+
+
+def schedule(request, now):
+    """Serve one request: take reports, tell what to drop, hand out work [S2-27..S2-34, D8].
+
+    Runs in the writer: all it changes is saved together, and nothing if it raises.
+    """
+    settings = project.settings
+    reply = Reply(project_name=settings.name, server_time=now, request_delay=settings.request_delay)
+    user = User.get_or_none(authenticator=request.authenticator)
+    if user is None:
+        reply.request_delay = 3600  # Refused clients do not stop by themselves [WIRE 17].
+        return say_to(reply, "this project does not know your account key; join again", "notice")
+    host, detached = identify(request, user, now)
+    changed = [host] + detached
+    reply.hostid, reply.userid = host.id, user.id
+    reply.user_total_credit, reply.host_total_credit = user.total_credit, host.total_credit
+    versions = {v.app_version_id: v for v in HostAppVersion.select().where(
+        HostAppVersion.host == host)}
+    lost_some = take_reports(request, reply, host, versions, changed, now)
+    held = list(Result.select(Result, Workunit).join(Workunit)
+                .where(IN_PROGRESS, Result.host == host).order_by(Result.id))
+    held = [r for r in held if r.name not in set(reply.acks)]
+    if settings.send_result_abort:
+        tell_what_to_drop(request, reply, held)
+    if request.other_results is not None and (settings.resend_lost_results or lost_some):
+        resend_lost(request, reply, held, changed, now)
+    if request.work_req_seconds > 0:
+        if now - host.work_time < settings.min_sendwork_interval:
+            wait = host.work_time + settings.min_sendwork_interval - now
+            say_to(reply, f"last request too recent: work is given again in {wait:g} s")
+            reply.request_delay = max(reply.request_delay, wait)
+        else:
+            host.work_time = now
+            give_work(request, reply, host, versions, len(held), changed, now)
+    host.rpc_time = now
+    save_all(changed + list(versions.values()))
+    return reply
+
+
+def say_to(reply, text, priority="low"):
+    """Add a message in plain words to a reply; return the reply."""
+    reply.messages.append({"priority": priority, "text": text})
+    return reply
+
+
+def identify(request, user, now):
+    """Find or make the host of a request; return it and the rows its detaching changed [D-09 C14].
+
+    A host that is not this user's, or whose count of requests went back (a copied directory), is
+    answered with a host of its own.
+    """
+    host, detached = Host.get_or_none(id=request.hostid) if request.hostid else None, []
+    if host and (host.user_id != user.id or request.rpc_seqno < host.rpc_seqno):
+        host = None
+    if host is None and request.hostid == 0 and request.host_cpid:
+        host = (Host.select().where(Host.user == user, Host.host_cpid == request.host_cpid)
+                .order_by(Host.id.desc()).first())
+        if host and not request.other_results and not request.allow_multiple_clients:
+            detached = detach(host, now)
+    if host is None:
+        host = Host.create(user=user, create_time=now, host_cpid=request.host_cpid)
+    host.rpc_seqno = request.rpc_seqno if host.id == request.hostid else 0
+    host.client_version = request.client_version
+    for name, value in request.host.items():
+        if name in HOST_FIELDS and getattr(host, name) != value:
+            setattr(host, name, value)
+    return host, detached
+
+
+def detach(host, now):
+    """End what a host held before it came back as new; return the changed rows [S4-37 S4-49]."""
+    changed = []
+    for r in (Result.select(Result, Workunit).join(Workunit)
+              .where(IN_PROGRESS, Result.host == host).order_by(Result.id)):
+        fire(DETACH, r)
+        r.received_time = now  # As BOINC does; a report that comes later is a duplicate [C11].
+        r.workunit.transition_time = now
+        changed += [r, r.workunit]
+    return changed
+
+
+def take_reports(request, reply, host, versions, changed, now):
+    """Record what the host reports; acknowledge every name, or the client repeats it for ever.
+
+    Returns whether something was reported twice: the client may have lost a reply [C43].
+    """
+    names = [report.name for report in request.reports]
+    rows = {r.name: r for r in Result.select(Result, Workunit).join(Workunit)
+            .where(Result.name.in_(names))} if names else {}
+    units, twice = {}, False
+    for report in request.reports:
+        reply.acks.append(report.name)
+        r = rows.get(report.name)
+        if r is None:
+            say_to(reply, f"{report.name} is not known here (any more)")
+        elif r.user_id != host.user_id or r.server_state in (S.UNSENT, S.INACTIVE):
+            say_to(reply, f"{report.name} was never sent to you; ignored")
+        elif r.received_time or (r.server_state == S.OVER and r.outcome != O.NO_REPLY):
+            twice = True  # Also a detached host's: decided one way, here [C11].
+        else:
+            r.workunit = units.setdefault(r.workunit_id, r.workunit)  # Two reports, one row.
+            receive(r, report, host, versions, now)
+            changed += [r, r.workunit]
+    return twice
+
+
+def receive(r, report, host, versions, now):
+    """Apply one report to its result [S0-05..S0-09 S2-30 S2-31 C11].
+
+    That the output has really arrived is the validator's to find out: it opens it [WIRE 17.7].
+    """
+    late, good = r.server_state == S.OVER, report.client_state == 5 and report.exit_status == 0
+    if good:
+        fire(LATE_SUCCESS if late else SUCCESS, r)
+    else:
+        fire(LATE_ERROR if late else CLIENT_ERROR, r)
+    r.host = host.id  # The same user's other host may report it [C43].
+    r.client_state, r.exit_status = report.client_state, report.exit_status  # [S2-30 S4-50]
+    r.received_time = now
+    r.elapsed_time = min(max(report.elapsed_time, 0), max(now - r.sent_time, 0))  # [C34]
+    r.cpu_time = max(report.cpu_time, 0)
+    r.stderr_out = "" if good else report.stderr_out[-16384:]
+    r.workunit.transition_time = now  # [S0-09 S0-12 S0-14 S4-04]
+    turnaround = now - r.sent_time
+    host.avg_turnaround += 0.3 * (turnaround - host.avg_turnaround) if host.avg_turnaround else turnaround
+    version = versions.get(r.app_version_id)
+    if version:
+        learn(version, r, good)
+
+
+def learn(version, r, good):
+    """Adjust a host's daily quota and measured speed to one report.
+
+    Errors take one from the quota, never the last one; successes double it up to its maximum.
+    """
+    quota = project.settings.daily_result_quota
+    if good:
+        version.max_jobs_per_day = min(max(version.max_jobs_per_day, 1) * 2, quota)
+        pace = r.elapsed_time / r.workunit.rsc_fpops_est
+        weight = max(0.1, 1 / (version.et_n + 1))
+        version.et_avg, version.et_n = version.et_avg + weight * (pace - version.et_avg), version.et_n + 1
+    else:
+        version.max_jobs_per_day = max(1, min(version.max_jobs_per_day, quota) - 1)
+
+
+def tell_what_to_drop(request, reply, held):
+    """Name the results in the client's hands that nobody needs any more [C42]."""
+    wanted = {r.name for r in held if r.workunit.assimilate_state != A.DONE
+              and not r.workunit.error_mask & E.CANCELLED}
+    names = [name for name in request.other_results or [] if name not in wanted]
+    rows = {r.name: r for r in Result.select(Result, Workunit).join(Workunit)
+            .where(Result.name.in_(names))} if names else {}
+    for name in names:
+        r = rows.get(name)
+        if r is None or r.host_id != reply.hostid or r.workunit.error_mask & E.CANCELLED:
+            reply.aborts.append(name)
+        else:
+            reply.aborts_if_not_started.append(name)
+
+
+def resend_lost(request, reply, held, changed, now):
+    """Send again what the host should hold and does not list, or give it up at once [C43].
+
+    What nobody needs, or cannot be done by its deadline any more, is given to others instead.
+    """
+    listed = set(request.other_results)
+    for r in held:
+        if r.name in listed:
+            continue
+        wu, application = r.workunit, next((a for a in apps.values() if a.id == r.app_id), None)
+        needed = not wu.error_mask and not wu.canonical_resultid
+        if needed and application and r.report_deadline - now > wu.delay_bound / 2:
+            reply.assignments.append(assignment(r, wu, application))
+        else:
+            r.report_deadline = now - 1
+            wu.transition_time = min(wu.transition_time, now)
+            changed += [r, wu]
+            say_to(reply, f"{r.name} is not sent again: it is no longer needed or too late")
+
+
+def assignment(r, wu, application):
+    """Describe a result to the host that will compute it."""
+    version = next(v for v in application.versions.values())
+    output = output_files(r)[0]["name"]
+    nbytes_max = int(min(wu.rsc_disk_bound, project.settings.upload_bytes_max))
+    return Assignment(
+        name=r.name, workunit=wu.name, app=application.name, about=application.about,
+        app_version=version.id, version_num=version.version_num,
+        files=[{**file, "url": f"/download/{file['name']}"} for file in version.files],
+        input={**wu.input_files[0], "url": f"/download/{wu.input_files[0]['name']}"},
+        output={"name": output, "url": f"/upload/{output}", "nbytes_max": nbytes_max},
+        report_deadline=r.report_deadline - project.settings.report_grace_period,
+        delay_bound=wu.delay_bound, rsc_fpops_est=wu.rsc_fpops_est,
+        rsc_fpops_bound=wu.rsc_fpops_bound, rsc_memory_bound=wu.rsc_memory_bound,
+        rsc_disk_bound=wu.rsc_disk_bound)
+
+
+def give_work(request, reply, host, versions, n_held, changed, now):
+    """Hand out unsent results, by priority, then age, and say why where there are none [D8].
+
+    No queue in memory is needed: the partial index of unsent results is one, and inside the one
+    writer it can never be stale [S2-29].
+    """
+    settings, reasons = project.settings, Counter()
+    ncpus = min(max(host.p_ncpus, 1), 128)
+    room = min(settings.max_wus_to_send * ncpus, settings.max_wus_in_progress * ncpus - n_held
+               - len(reply.assignments))
+    wanted = max(min(request.cpu_req_instances, ncpus), 1)
+    seconds, taken, passed_over = 0.0, set(), []
+    if room <= 0:
+        reasons[f"you hold {n_held} tasks, the limit here"] += 1
+    usable = {a.id: a for a in working(now).values() if set(a.versions) & set(request.platforms)}
+    for r in unsent_for(host, usable) if room > 0 else ():
+        wu, application = r.workunit, usable[r.app_id]
+        if wu.id in taken:
+            continue  # The other copy is for another host.
+        version = next(v for p, v in application.versions.items() if p in request.platforms)
+        quota = versions.get(version.id) or HostAppVersion(
+            host=host.id, app_version=version.id, max_jobs_per_day=settings.daily_result_quota)
+        runtime = estimated_runtime(wu, host, quota)
+        reason = infeasible(wu, host, request.estimated_delay + seconds / ncpus, runtime)
+        if reason:
+            reasons[f"{application.name}: {reason}"] += 1
+            passed_over.append((r, reason))
+            continue
+        if not within_quota(quota, ncpus, now):
+            reasons[f"{application.name}: you have had today's {quota.n_jobs_today} tasks; "
+                    f"the number shrinks with errors and grows with good results"] += 1
+            continue
+        send(r, wu, host, version, now)
+        quota.n_jobs_today += 1
+        versions[version.id] = quota
+        changed += [r, wu]
+        reply.assignments.append(assignment(r, wu, application))
+        taken.add(wu.id)
+        seconds += runtime
+        if len(taken) >= room or (len(taken) >= wanted and seconds >= request.work_req_seconds):
+            break
+    refuse(passed_over, host, changed, now)
+    if not reply.assignments:
+        why = "; ".join(f"{n} times: {text}" if n > 1 else text for text, n in reasons.most_common(5))
+        host.why_no_work = why or why_nothing(host, usable)
+        say_to(reply, f"no work sent: {host.why_no_work}")
+    elif host.why_no_work:
+        host.why_no_work = ""
+
+
+def unsent_for(host, usable):
+    """Walk through the unsent results a host may get: no two copies of a workunit to one host."""
+    mine = Result.alias()
+    twin = mine.user == host.user_id if project.settings.one_result_per_user_per_wu \
+        else mine.host == host.id
+    return (Result.select(Result, Workunit).join(Workunit)
+            .where(UNSENT, Result.app.in_(list(usable)),
+                   ~fn.EXISTS(mine.select(SQL("1")).where(mine.workunit == Result.workunit, twin)))
+            .order_by(Result.priority.desc(), Result.id).limit(1000).iterator())
+
+
+def estimated_runtime(wu, host, quota):
+    """Estimate how many seconds a host takes, from what it took before or its benchmark."""
+    pace = quota.et_avg if quota.et_n and quota.et_avg else 1 / max(host.p_fpops, 1e6)
+    return wu.rsc_fpops_est * pace
+
+
+def infeasible(wu, host, delay, runtime):
+    """Say why a host cannot do a workunit; empty if it can. `delay`, `runtime` in s."""
+    if host.m_nbytes and wu.rsc_memory_bound > host.m_nbytes:
+        return f"needs {wu.rsc_memory_bound / 1e9:.3g} GB of memory, you have {host.m_nbytes / 1e9:.3g}"
+    if host.d_free and wu.rsc_disk_bound > host.d_free:
+        return f"needs {wu.rsc_disk_bound / 1e9:.3g} GB of disk, you have {host.d_free / 1e9:.3g} free"
+    available = min(max(host.on_frac, 0.01), 1) * min(max(host.active_frac, 0.01), 1)
+    days = (delay + runtime) / available / 86400
+    if days * 86400 > wu.delay_bound:
+        return f"would take you {days:.3g} days, the deadline is in {wu.delay_bound / 86400:.3g}"
+    return ""
+
+
+def within_quota(quota, ncpus, now):
+    """Say whether a host may get one more task of a version today; starts a new day's count."""
+    if quota.quota_day != now // 86400:
+        quota.quota_day, quota.n_jobs_today = now // 86400, 0
+    return quota.n_jobs_today < quota.max_jobs_per_day * ncpus
+
+
+def send(r, wu, host, version, now):
+    """Give a result to a host [S0-03 S0-04 S2-27..S2-29 S4-05 S4-33 S4-35 C22]."""
+    fire(SEND, r)
+    r.host, r.user, r.app_version = host.id, host.user_id, version.id
+    r.sent_time = now
+    r.report_deadline = now + wu.delay_bound + project.settings.report_grace_period
+    wu.transition_time = min(wu.transition_time, r.report_deadline)
+
+
+def refuse(passed_over, host, changed, now):
+    """Count that a host was too small for these results; too many refusals end one [S0-10..S0-13].
+
+    One host counts once an hour: a moment's trouble on one computer must not end a workunit.
+    """
+    for r, reason in passed_over:
+        refusals = r.refusals or []
+        if any(hostid == host.id and now - at < 3600 for at, hostid, _ in refusals):
+            continue
+        r.refusals = refusals + [[now, host.id, reason]]
+        if len(r.refusals) >= project.settings.infeasible_max:
+            fire(COULDNT_SEND, r)
+            r.workunit.transition_time = now  # [S0-12]
+        changed += [r, r.workunit]
+
+
+def why_nothing(host, usable):
+    """Explain an empty hand to a host that was refused nothing in particular [D-04]."""
+    if not usable:
+        return "no application here runs on your computer"
+    if Result.select().where(UNSENT, Result.app.in_(list(usable))).exists():
+        return "what is left waits for other computers: you have a copy of each already"
+    return "there is none at the moment; it comes when others have reported or more is made"
+
+
+# ---- 9. Transitioner -----------------------------------------------------------
+
+
+def expire(results, now):
+    """Time out what its host did not report by the deadline, strictly after it [C2]."""
+    for r in results:
+        if r.server_state == S.IN_PROGRESS and r.report_deadline < now:
+            fire(TIME_OUT, r)
+
+
+def is_error(r):
+    """Say whether a result counts against max_error_results [C7].
+
+    A lost, detached or unneeded copy does not, nor one that its user aborted (exit status 203).
+    """
+    return r.server_state == S.OVER and (
+        r.outcome == O.VALIDATE_ERROR or (r.outcome == O.CLIENT_ERROR and r.exit_status != 203))
+
+
+def is_usable(r):
+    """Say whether a result may still take part in a consensus [C19]."""
+    return (r.server_state == S.OVER and r.outcome == O.SUCCESS
+            and r.validate_state != V.INVALID)
+
+
+def transition(wu, results, now):
+    """Apply the transitioner's rules to one workunit in memory; return the new results.
+
+    `results` are all of the workunit, in the order of their ids. Finds out what timed out, what
+    must be validated, whether the workunit failed, how many copies it needs, whose files may go,
+    and when to look again [S0-14..S0-35].
+    """
+    expire(results, now)
+    canonical = next((r for r in results if r.id == wu.canonical_resultid), None)
+    new_success = [r for r in results if is_usable(r) and r.validate_state == V.INIT]
+    if canonical and canonical.file_delete_state == F.DONE:
+        for r in new_success:
+            fire(TOO_LATE, r)
+    elif new_success and sum(map(is_usable, results)) >= wu.min_quorum:
+        fire(NEED_VALIDATE, wu)
+    if any(r.server_state == S.OVER and r.outcome == O.COULDNT_SEND for r in results):
+        fire(FAIL_UNSENDABLE, wu)
+    if sum(map(is_error, results)) > wu.max_error_results:  # [C6]
+        fire(FAIL_ERRORS, wu)
+    new = make_results(wu, results, now)
+    if wu.error_mask:
+        abandon(wu, results)
+    elif canonical and wu.assimilate_state == A.INIT and all_settled(results, now):
+        fire(RESUME, wu)
+    if wu.assimilate_state == A.DONE:
+        free_files(wu, results, canonical, now)
+    wu.transition_time = next_look(wu, results, now)
+    return new
+
+
+def make_results(wu, results, now):
+    """Make the copies a workunit needs, or find that it may have no more [C4 C5 C39].
+
+    The number of copies never exceeds max_total_results. A failed or decided workunit needs none.
+    """
+    room = wu.max_total_results - len(results)
+    if room < 0:
+        fire(FAIL_TOTAL, wu)  # [S0-23] as it stands: limits were lowered, or a row was added by hand.
+    waiting = sum(r.server_state != S.OVER for r in results)
+    needed = wu.target_nresults - waiting - sum(map(is_usable, results))
+    if needed <= 0 or wu.error_mask or wu.canonical_resultid:
+        return []
+    if room <= 0:
+        fire(FAIL_TOTAL, wu)
+        return []
+    if wu.transitioner_flags & TransitionerFlags.NO_NEW_RESULTS:  # [T9]
+        return []
+    taken = [int(r.name.rpartition("_")[2]) for r in results]
+    first, priority = max(taken, default=-1) + 1, wu.priority + repeat_priority(results)
+    new = [Result(workunit=wu.id, app=wu.app_id, name=f"{wu.name}_{first + k}", create_time=now,
+                  priority=priority) for k in range(min(needed, room))]
+    for r in new:
+        fire(NEW_RESULT, r)
+    return new
+
+
+def repeat_priority(results):
+    """Return how much more urgent a repeat is than a first copy [T10]."""
+    settings = project.settings
+    if not any(r.server_state == S.OVER for r in results):
+        return 0
+    increase = settings.reliable_priority_on_over
+    if not increase and not any(map(is_error, results)):
+        increase = settings.reliable_priority_on_over_except_error
+    return increase
+
+
+def abandon(wu, results):
+    """Let go of the copies of a failed workunit and hand the failure over [S0-26..S0-28 C42]."""
+    for r in results:
+        if r.server_state in (S.UNSENT, S.INACTIVE):
+            fire(NOT_NEEDED, r)
+        elif is_usable(r) and r.validate_state in (V.INIT, V.INCONCLUSIVE):
+            fire(NO_CHECK, r)
+    if wu.assimilate_state == A.INIT:
+        fire(GIVE_UP, wu)
+
+
+def all_settled(results, now):
+    """Say whether no report can come that would still need inputs or a canonical output [C17].
+
+    A copy that was given up may come until its deadline, which the grace period lies behind.
+    """
+    return all(r.server_state == S.OVER and not (r.outcome == O.NO_REPLY and r.report_deadline > now)
+               and not (r.outcome == O.SUCCESS and r.validate_state == V.INIT) for r in results)
+
+
+def free_files(wu, results, canonical, now):
+    """Mark the files of an assimilated workunit that nobody needs any more [C10 C16 C17 C44]."""
+    if not files_free_at(results) <= now:
+        return
+    settled = all_settled(results, now)
+    if settled and wu.file_delete_state == F.INIT:
+        fire(FREE_INPUT, wu)
+    for r in results:
+        has_output = r.outcome in (O.CLIENT_ERROR, O.VALIDATE_ERROR) \
+            or (r.outcome == O.SUCCESS and r.validate_state != V.INIT)
+        if r.server_state != S.OVER or r.file_delete_state != F.INIT or not has_output:
+            continue  # Never computed: no files [T2]; what came unasked goes with the purge [P2].
+        if r is not canonical:
+            fire(FREE_OUTPUT, r)
+        elif settled:
+            fire(FREE_CANONICAL, r)
+
+
+def files_free_at(results):
+    """Return when files may go: delete_delay after the last report [T7]."""
+    last = max((r.received_time for r in results), default=0)
+    return last + project.settings.delete_delay
+
+
+def next_look(wu, results, now):
+    """Return the next transition_time: the earliest deadline, or what else will wake it [C1].
+
+    NEVER only when nothing can happen without a report [S0-34 S4-06 S4-30 C9].
+    """
+    times = [r.report_deadline for r in results if r.server_state == S.IN_PROGRESS]
+    if times and min(times) < now:  # Cannot be after expire(); kept against a clock set back.
+        return now + min(max(2 * (now - min(times)), 60), 86400)
+    if not times and not wu.canonical_resultid and not wu.error_mask:
+        times.append(now + max(10 * 86400, int(1.5 * wu.delay_bound)))  # the safety net
+    if wu.assimilate_state == A.DONE and files_free_at(results) > now:
+        times.append(files_free_at(results))
+    return min(times, default=NEVER)
+
+
+# ---- 10. Validator -------------------------------------------------------------
+
+
+@dataclass
+class Verdict:
+    """What the application says of the outputs of a workunit; no state was changed yet."""
+
+    seen: set = field(default_factory=set)  # ids of the results looked at
+    unreadable: set = field(default_factory=set)
+    unsure: set = field(default_factory=set)  # a transient failure: look again later
+    matching: set = field(default_factory=set)  # agree with the canonical result
+    canonical: int = 0  # found now; 0 = none
+
+
+def judge(wu, results, application):
+    """Let the application read and compare the outputs of a workunit; return a Verdict.
+
+    Reads files, changes nothing. ValueError from parse() means unreadable, from compare() no
+    match; OSError from either means that it may work later. Raises whatever else the hooks raise.
+    """
+    canonical = next((r for r in results if r.id == wu.canonical_resultid), None)
+    chosen = candidates(results, bool(canonical))
+    verdict, answers = Verdict(seen={r.id for r in chosen}), {}
+    if not canonical and len(chosen) < wu.min_quorum:
+        return verdict
+    for r in chosen:
+        read_answer(r, application, answers, verdict)
+    if canonical:
+        compare_stragglers(canonical, application, answers, verdict)
+    elif len(answers) >= wu.min_quorum:
+        find_consensus(wu, application, answers, verdict)
+    return verdict
+
+
+def candidates(results, decided):
+    """Return the results a validator looks at: stragglers, or all that may form a consensus.
+
+    INIT and INCONCLUSIVE ones are compared again with each new result, VALID ones count [C19].
+    """
+    states = {V.INIT, V.INCONCLUSIVE} if decided else {V.INIT, V.INCONCLUSIVE, V.VALID}
+    return [r for r in results if is_usable(r) and r.validate_state in states]
+
+
+def read_answer(r, application, answers, verdict):
+    """Read and parse one output into `answers`, or note in the verdict why not [S4-48]."""
+    path = file_path("upload", output_files(r)[0]["name"])
+    try:
+        value = decode(path.read_bytes(), application.returns)
+        parse = application.hook("parse")
+        answers[r.id] = parse(value) if parse else value
+    except (ValueError, RecursionError):
+        verdict.unreadable.add(r.id)
+    except FileNotFoundError:  # Reported as uploaded, and is not here [WIRE 17.7, D13].
+        (verdict.unreadable if path.parent.exists() else verdict.unsure).add(r.id)
+    except OSError:
+        verdict.unsure.add(r.id)
+
+
+def agree(application, a, b):
+    """Compare two parsed outputs [S2-21 S2-23 S2-24]; True, False, or None: ask again later."""
+    compare = application.hook("compare")
+    try:
+        if compare:
+            return bool(compare(a, b))
+        return a == b if application.returns == "bytes" else canonical_json(a) == canonical_json(b)
+    except ValueError:
+        return False
+    except OSError:
+        return None
+
+
+def compare_stragglers(canonical, application, answers, verdict):
+    """Compare late results with the canonical one [S0-37 S0-39 S2-25].
+
+    If its output cannot be read, that is not the stragglers' fault: they wait [V9].
+    """
+    probe = Verdict()
+    read_answer(canonical, application, base := {}, probe)
+    for rid in sorted(answers):
+        match = agree(application, answers[rid], base[canonical.id]) if base else None
+        if match is None:  # The first that must wait ends this look [V15].
+            verdict.unsure.update(r for r in answers if r >= rid)
+            break
+        if match:
+            verdict.matching.add(rid)
+    if verdict.unsure:
+        first = min(verdict.unsure)
+        verdict.unreadable -= {r for r in verdict.unreadable if r > first}
+        verdict.matching -= {r for r in verdict.matching if r > first}
+        verdict.unsure |= {r for r in verdict.seen if r > first}
+
+
+def find_consensus(wu, application, answers, verdict):
+    """Find the largest group of agreeing answers, if it is large enough [C20 S3-37 S3-38].
+
+    The group of an answer is all that match it [V10]. With two largest groups that contradict
+    each other nobody wins, and one more copy is asked for; a project with quorum 1 asked for one
+    answer and takes the first [V2].
+    """
+    check_set = application.hook("check_set")
+    if check_set:  # Replaces the vote [S2-21 S2-22].
+        order = sorted(answers)
+        index = check_set([answers[rid] for rid in order])
+        groups = {} if index is None else {order[index]: order}
+    else:
+        groups = answers
+    found = {}
+    for rid in sorted(groups):
+        found[rid] = {rid}
+        for other in sorted(answers):
+            match = other == rid or agree(application, answers[rid], answers[other])
+            if match is None:  # A vote without one voice would be another vote: wait.
+                verdict.unsure |= {rid, other}
+                return
+            if match:
+                found[rid].add(other)
+    size = max(map(len, found.values()), default=0)
+    best = [rid for rid in sorted(found) if len(found[rid]) == size]
+    rivals = [rid for rid in best if rid not in found[best[0]]] if best else []
+    enough = check_set or size >= wu.min_quorum // 2 + 1
+    if best and enough and (not rivals or wu.min_quorum == 1):
+        verdict.canonical, verdict.matching = best[0], found[best[0]]
+
+
+def validate(wu, results, verdict, hosts, now):
+    """Apply the rules that follow from a verdict to one workunit in memory [S0-36..S0-52].
+
+    `hosts` maps host ids to (host, user), who get the credit. Results that came after the verdict
+    are left as they are, and the transitioner is told to look at once.
+    """
+    decided = bool(wu.canonical_resultid) and any(r.id == wu.canonical_resultid for r in results)
+    looked_at = [r for r in candidates(results, decided) if r.id in verdict.seen]
+    missed = len(looked_at) < len(candidates(results, decided))
+    for r in looked_at:
+        if r.id in verdict.unreadable:
+            fire(UNREADABLE, r)
+    good = [r for r in looked_at if r.id not in verdict.unreadable]
+    wake = missed or any(r.outcome == O.VALIDATE_ERROR for r in looked_at)  # [S4-07 S4-08 S0-51]
+    if decided:
+        for r in good:
+            if r.id not in verdict.unsure:
+                settle_result(r, r.id in verdict.matching, wu, hosts, now)
+        wake = missed or not verdict.unsure and bool(looked_at)  # [S0-41]
+        if verdict.unsure:
+            wu.transition_time = min(wu.transition_time, now + RETRY_SECONDS)  # [C13]
+    elif verdict.canonical:
+        accept(wu, results, good, verdict, hosts, now)
+        wake = missed
+    elif len(looked_at) >= wu.min_quorum:
+        wake |= disagree(wu, results, good, verdict, now)
+    if wake:
+        wu.transition_time = now  # [S0-51 C13]
+    fire(JUDGED, wu)
+
+
+def accept(wu, results, good, verdict, hosts, now):
+    """Settle a workunit that has found its canonical result [S0-43..S0-48 C13]."""
+    wu.canonical_resultid = verdict.canonical
+    limit = project.settings.max_granted_credit
+    wu.canonical_credit = min(max(wu.canonical_credit, 0), limit)
+    for r in good:
+        if r.id in verdict.unsure:
+            fire(LOOK_AGAIN, r)
+        else:
+            settle_result(r, r.id in verdict.matching, wu, hosts, now)
+    fire(CONSENSUS if wu.assimilate_state == A.INIT else LATE_CONSENSUS, wu)
+    for r in results:
+        if r.server_state in (S.UNSENT, S.INACTIVE):
+            fire(NOT_NEEDED_NOW, r)
+    # The assimilator wakes the transitioner [C13]; an unsure result must be looked at again [V6].
+    wu.transition_time = now + RETRY_SECONDS if verdict.unsure else NEVER
+
+
+def disagree(wu, results, good, verdict, now):
+    """Ask for one more copy, or give up; return whether the transitioner must look at once.
+
+    [S0-49 S0-50 S4-09 S4-28 S4-59 C20 C21]
+    """
+    for r in good:
+        fire(INCONCLUSIVE, r)
+    if verdict.unsure:
+        wu.transition_time = min(wu.transition_time, now + RETRY_SECONDS)  # [C13]
+    if len(good) < wu.target_nresults and len(good) <= wu.max_success_results:
+        return False  # More copies are under way.
+    if len(good) < min(wu.max_success_results, wu.max_total_results):
+        wu.target_nresults = len(good) + 1  # [C21]
+    else:  # No further copy is allowed, so no answer will ever come [S4-29 V4].
+        fire(FAIL_SUCCESSES, wu)
+    return True
+
+
+def settle_result(r, match, wu, hosts, now):
+    """Call a result valid, with its credit, or invalid [S0-39 S0-40 S0-45 S2-04 S2-25]."""
+    fire(VALID if match else INVALID, r)
+    host, user, version = hosts.get(r.id, (None, None, None))
+    if version:
+        version.consecutive_valid = version.consecutive_valid + 1 if match else 0
+    if not match:
+        return
+    credit = min(wu.canonical_credit, project.settings.max_granted_credit)
+    if credit <= 0:
+        return
+    r.granted_credit = credit
+    for holder in filter(None, (host, user)):
+        holder.total_credit += credit
+        add_to_average(holder, credit, now)
+
+
+def add_to_average(holder, credit, now):
+    """Add credit to the recent average of a host or user: credit per day, half-life a week."""
+    days = max(now - holder.expavg_time, 0) / 86400 if holder.expavg_time else 0
+    rate = math.log(2) / 7
+    holder.expavg_credit = holder.expavg_credit * math.exp(-rate * days) + credit * rate
+    holder.expavg_time = now
+
+
+# ---- 11. Stages ----------------------------------------------------------------
+#
+# A stage finds workunits, calls plugins and touches files outside of the writer, and applies rules
+# to rows read inside the transaction that saves them: reports arrive meanwhile. It works in chunks,
+# so that no volunteer waits long, and its queries have limits, so that no pass is endless.
+
+CHUNK = 50  # workunits in one transaction: some ten milliseconds
+CHUNKS_MAX = 40  # of one stage in one pass, so that every stage has its turn
+
+
+def load(ids):
+    """Read workunits with their results in the order of ids: [(wu, results)] (golden hazard 2)."""
+    units = {wu.id: (wu, []) for wu in Workunit.select().where(Workunit.id.in_(ids))}
+    for r in Result.select().where(Result.workunit.in_(list(units))) \
+            .order_by(Result.workunit, Result.id):
+        units[r.workunit_id][1].append(r)
+    return [units[i] for i in ids if i in units]
+
+
+def change(ids, still, act, now):
+    """Apply act(wu, results) -> new or further rows to workunits read now; save what changed.
+
+    `still(wu)` says whether a workunit is still to be done. One that raises is put off alone:
+    none of its changes are saved, and it is looked at again in six hours. Runs in the writer.
+    """
+    rows, done = [], 0
+    for wu, results in load(ids):
+        if not still(wu):
+            continue
+        mark = len(fired)
+        try:
+            extra = act(wu, results) or []
+        except Exception as error:
+            del fired[mark:]
+            project.counts["stage errors"] += 1
+            remember(now, f"{label(wu)} {wu.name}: {error!r}: please report this as a bug")
+            Workunit.update(transition_time=now + RETRY_SECONDS).where(Workunit.id == wu.id).execute()
+            project.put_off[str(wu.app_id), wu.id] = now + RETRY_SECONDS
+            continue
+        changed = [row for row in (wu, *results, *extra) if row.dirty_fields]
+        if changed:
+            wu.mod_time = now
+            rows += [wu, *changed]
+            done += 1
+    save_all(dict.fromkeys(rows))
+    return done
+
+
+def chunks(query):
+    """Walk through the ids a query finds, a chunk at a time, until it finds nothing new."""
+    last = 0
+    for _ in range(CHUNKS_MAX):
+        ids = [row[0] for row in query.where(query.model.id > last).limit(CHUNK).tuples()]
+        if not ids:
+            return
+        yield ids
+        last = ids[-1]
+
+
+def waiting(condition, now, *more):
+    """Return the query for ids of workunits that wait for a stage of their application."""
+    off = [wu_id for _, wu_id in project.put_off if wu_id]
+    return (Workunit.select(Workunit.id).order_by(Workunit.id)
+            .where(condition, Workunit.app.in_(list(working(now))), Workunit.id.not_in(off), *more))
+
+
+def generator(now):
+    """Stage: ask applications for workunits while their stock of unsent results is low [S2-02].
+
+    BOINC's work generator, and X-Com's "next portion" (S3-05), in one.
+    """
+    made = 0
+    for application in working(now).values():
+        unsent = Result.select().where(UNSENT, Result.app == application.id).count()
+        while unsent < project.settings.stock and made < CHUNK * CHUNKS_MAX:
+            number, batch = App.get_by_id(application.id).next_number, []
+            try:
+                while unsent < project.settings.stock and len(batch) < CHUNK:
+                    given = call(application, "workunit", number + len(batch))
+                    if given is None:
+                        break
+                    batch.append(given)
+                    unsent += given.get("target_nresults", 2) if isinstance(given, dict) else 2
+                if batch:
+                    made += project.write(lambda: generate(application, number, batch, now))
+            except PluginError as error:
+                put_off(application, 0, now, error)
+                break
+            if given is None:
+                break
+    return made
+
+
+def generate(application, number, batch, now):
+    """Make the workunits of a batch and count on, together. Runs in the writer."""
+    for k, given in enumerate(batch):
+        add_work(application, number + k, given, now)
+    App.update(next_number=number + len(batch)).where(App.id == application.id).execute()
+    return len(batch)
+
+
+def transitioner(now):
+    """Stage: handle every workunit whose transition_time is past [S0-15]."""
+    query = (Workunit.select(Workunit.id).order_by(Workunit.id)
+             .where(DUE, Workunit.transition_time < now,
+                    Workunit.transitioner_flags.bin_and(1) == 0))  # [T9]
+    return sum(project.write(lambda: change(
+        ids, lambda wu: wu.transition_time < now,
+        lambda wu, results: transition(wu, results, now), now)) for ids in chunks(query))
+
+
+def validator(now):
+    """Stage: settle the workunits that have results to compare [S0-36 S2-25]."""
+    done = 0
+    for ids in chunks(waiting(TO_VALIDATE, now)):
+        verdicts = {}
+        for wu, results in load(ids):
+            application = working(now).get(wu.app_id)
+            try:
+                if application:
+                    verdicts[wu.id] = bounded(judge, wu, results, application)
+            except (Exception, SystemExit) as error:
+                put_off(application, wu.id, now,
+                        f"{application.path}: cannot compare the results of {wu.name}: "
+                        f"{where_raised(error, application.path)}")
+        done += project.write(lambda: settle_all(verdicts, now))
+    return done
+
+
+def settle_all(verdicts, now):
+    """Apply verdicts to rows read now, with the credit of hosts and users. Runs in the writer."""
+    holders = {}
+    for r in (Result.select(Result, Host, User).join(Host).switch(Result)
+              .join(User, on=Result.user == User.id)
+              .where(Result.workunit.in_(list(verdicts)), Result.outcome == O.SUCCESS)):
+        host = holders.setdefault(("host", r.host_id), r.host)
+        user = holders.setdefault(("user", r.user_id), r.user)
+        version = None
+        if r.app_version_id:
+            key = "version", r.host_id, r.app_version_id
+            version = holders.get(key) or HostAppVersion.get_or_none(
+                host=r.host_id, app_version=r.app_version_id)
+            holders[key] = version
+        holders["result", r.id] = host, user, version
+    hosts = {key[1]: value for key, value in holders.items() if key[0] == "result"}
+    rows = {id(row): row for key, row in holders.items() if key[0] != "result" and row}
+    done = change(list(verdicts), lambda wu: wu.need_validate, lambda wu, results:
+                  validate(wu, results, verdicts[wu.id], hosts, now), now)
+    save_all(rows.values())
+    return done
+
+
+def assimilator(now):
+    """Stage: give answers, and failures, to their applications, each once [S0-53..S0-55 S2-35].
+
+    The hook runs outside of the writer. What it returns is kept in data/results in the transaction
+    that says DONE: exactly once [S4-31 C23]. What it does elsewhere may be repeated after a crash;
+    the workunit's name is the key to recognise that.
+    """
+    done = 0
+    for ids in chunks(waiting(TO_ASSIMILATE, now)):
+        kept = {}
+        for wu, results in load(ids):
+            application = working(now).get(wu.app_id)
+            try:
+                if application:
+                    kept[wu.id] = assimilate(wu, results, application)
+            except Exception as error:  # Its hook, or a file that is missing or damaged.
+                put_off(application, wu.id, now, f"{wu.name}: {error}")
+        done += project.write(lambda: keep(kept, now))
+    return done
+
+
+def assimilate(wu, results, application):
+    """Call the application's handler; return what it wants to keep, "defer" for later.
+
+    Raises PluginError. The handler must cope with an answer and an error together [S2-05 S2-06
+    S2-36]: it gets both.
+    """
+    canonical = next((r for r in results if r.id == wu.canonical_resultid), None)
+    answer = None
+    if canonical:
+        content = file_path("upload", output_files(canonical)[0]["name"]).read_bytes()
+        try:
+            answer = decode(content, application.returns)
+        except ValueError:
+            pass  # Its own parse() may accept what is no JSON; it must then cope with None here.
+        if application.hook("parse"):
+            answer = call(application, "parse", answer)
+    errors = [bit.name for bit in ErrorMask if bit and wu.error_mask & bit]
+    if not canonical and not errors:
+        errors = [E.NO_CANONICAL_RESULT.name]
+    path = file_path("download", wu.input_files[0]["name"]) if wu.input_files else None
+    given = decode(path.read_bytes(), application.takes) if path and path.exists() else None
+    told = SimpleNamespace(name=wu.name, number=wu.number, app=application.name, input=given,
+                           errors=errors, folder=(project.data / "results").resolve())
+    if application.hook("assimilate"):
+        answer = call(application, "assimilate", told, answer)
+    if answer == "defer" or answer is None and not errors:
+        return answer
+    try:
+        line = dict(workunit=wu.name, number=wu.number, errors=errors, answer=answer)
+        return canonical_json(line) + "\n"
+    except (TypeError, ValueError):
+        if application.returns == "bytes" and isinstance(answer, bytes):
+            return canonical_json({**line, "answer": answer.hex()}) + "\n"
+        raise PluginError(f"{application.path}: assimilate() must return a JSON value, or None; "
+                          f"found {answer!r:.80}") from None
+
+
+def keep(kept, now):
+    """Say DONE, and write what applications keep, in one transaction [C23]. Runs in the writer."""
+    lines = defaultdict(str)
+
+    def finish(wu, results):
+        if not wu.error_mask and not any(r.id == wu.canonical_resultid for r in results):
+            fire(FAIL_NO_CANONICAL, wu)
+        text = kept[wu.id]
+        fire(DEFERRED if text == "defer" else ASSIMILATED, wu)
+        wu.transition_time = now  # [S0-55]
+        if text and text != "defer":
+            lines[wu.app_id] += text
+
+    done = change(list(kept), lambda wu: wu.assimilate_state == A.READY, finish, now)
+    for app_id, text in lines.items():
+        name = next(a.name for a in apps.values() if a.id == app_id)
+        append_exactly(project.data / "results" / f"{name}.jsonl", text.encode())
+    return done
+
+
+def file_deleter(now):
+    """Stage: delete the files of workunits and results that are ready to go [S2-07 S4-13 S4-62].
+
+    Failed deletions are tried again in the first pass of the process, then hourly [F2].
+    """
+    states = [FILES_READY]
+    if project.retry_files_at <= now:
+        states, project.retry_files_at = [FILES_STUCK, FILES_READY], now + 3600
+    done = 0
+    for state in states:
+        for model in (Workunit, Result):
+            for ids in chunks(model.select(model.id).where(state).order_by(model.id)):
+                rows = model.select().where(model.id.in_(ids))
+                gone = {row.id: delete_files("download", row.input_files) if model is Workunit
+                        else delete_files("upload", output_files(row)) for row in rows}
+                done += project.write(lambda: mark_deleted(model, gone, now))
+    return done
+
+
+def mark_deleted(model, gone, now):
+    """Note which rows' files are gone. Runs in the writer."""
+    rows = [row for row in model.select().where(model.id.in_(list(gone)))
+            if row.file_delete_state in (F.READY, F.ERROR)]
+    for row in rows:
+        if gone[row.id] or row.file_delete_state != F.ERROR:
+            fire(DELETED if gone[row.id] else NOT_DELETED, row)
+        if model is Workunit:
+            row.mod_time = now
+    save_all(rows)
+    return len(rows)
+
+
+def purger(now):
+    """Stage: move finished workunits from the store to data/archive [S4-12].
+
+    Only when all their results are over and no file of theirs waits to be deleted [P1 P3].
+    """
+    done = 0
+    query = (Workunit.select(Workunit.id).order_by(Workunit.id)
+             .where(FILES_GONE, Workunit.mod_time <= now - project.settings.purge_delay))
+    for ids in chunks(query):
+        units = [(wu, results) for wu, results in load(ids) if purgeable(wu, results)]
+        for _, results in units:  # Outputs that came unasked for go with their rows [P2 C16].
+            for r in results:
+                if r.file_delete_state != F.DONE:
+                    delete_files("upload", output_files(r))
+        done += project.write(lambda: purge([wu.id for wu, _ in units], now))
+    return done
+
+
+def purgeable(wu, results):
+    """Say whether nothing of a workunit is unfinished."""
+    return wu.file_delete_state == F.DONE and (
+        all(r.server_state == S.OVER and r.file_delete_state in (F.INIT, F.DONE)
+            for r in results))
+
+
+def purge(ids, now):
+    """Archive workunits, one JSON line each, and remove their rows. Runs in the writer."""
+    lines, gone = [], []
+    for wu, results in load(ids):
+        if not purgeable(wu, results):
+            continue
+        fire(PURGE, wu)
+        record = {**wu.__data__, "purge_time": now, "results": [
+            {k: v for k, v in r.__data__.items() if k != "stderr_out"} for r in results]}
+        lines.append(canonical_json(record) + "\n")
+        gone.append(wu.id)
+    if gone:
+        month = time.strftime("%Y-%m", time.gmtime(now))
+        append_exactly(project.data / "archive" / f"workunits-{month}.jsonl.gz",
+                       gzip.compress("".join(lines).encode(), mtime=now))
+        Result.delete().where(Result.workunit.in_(gone)).execute()
+        Workunit.delete().where(Workunit.id.in_(gone)).execute()
+    return len(gone)
+
+
+STAGES = (generator, transitioner, validator, assimilator, file_deleter, purger)
+
+
+def run_pass(now):
+    """Run all stages once, in sequence; return how many workunits each has handled [D7].
+
+    A stage that fails is logged, counted and shown, and does not stop the others.
+    """
+    done = {}
+    for stage in STAGES:
+        try:
+            done[stage.__name__] = stage(now)
+        except StoreError as error:  # Full or read only: nothing is half done; try again.
+            remember(now, str(error))
+            break
+        except Exception as error:
+            project.counts["stage errors"] += 1
+            log.exception("%s failed", stage.__name__)
+            remember(now, f"{stage.__name__}: {error!r}")
+    project.counts["passes"] += 1
+    return done
+
+
+def cancel(ids, now):
+    """Give workunits up on their owner's word (bit 16); return how many [C9 C42].
+
+    Copies in the hands of volunteers are called back at their next request. Runs in the writer.
+    """
+    def stop(wu, results):
+        fire(CANCEL, wu)
+        wu.transition_time = 0
+
+    return change(ids, lambda wu: not wu.error_mask & E.CANCELLED
+                  and wu.assimilate_state == A.INIT, stop, now)

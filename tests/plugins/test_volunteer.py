@@ -1,0 +1,1170 @@
+"""The volunteer's client: policy as tables, the harness, whole runs against a scripted server.
+
+The clock is a number that drive() moves; only processes and sockets are waited for. Two tests start
+the client as people do, as a process of its own.
+"""
+
+import ast
+import concurrent.futures
+import hashlib
+import http.server
+import importlib.util
+import io
+import json
+import os
+import random
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).resolve().parents[2] / "plugins" / "volunteer.py"
+NOW = 1_790_000_000.0
+PATIENCE = 20  # seconds until a process or a connection that does not end is a failure
+BACKED_OFF = (60, 14400)  # seconds, the range of C30
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("volunteer", FILE)
+    module = sys.modules["volunteer"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+v = load()
+C = v.ClientState
+
+
+class Rng:
+    """A generator stuck at one value, to reach the ends of a range."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def random(self):
+        return self.value
+
+
+LOW, HIGH = Rng(0.0), Rng(0.999999)
+
+
+def ended(name="r_0", at=NOW, **more):
+    return v.Job(name, over=True, client_state=C.UPLOADED, ended_at=at, report_deadline=NOW + 9e4,
+                 **more)
+
+
+def open_job(name="r_9", est=1e9, **more):
+    return v.Job(name, client_state=C.READY, rsc_fpops_est=est, report_deadline=NOW + 9e4, **more)
+
+
+def project(*jobs, **more):
+    return v.Project("http://x", authenticator="a" * 32, hostid=3, jobs=list(jobs), **more)
+
+
+def limits(n_cpus=1, **more):
+    return v.Limits(n_cpus, 1e7, **more)  # 1e9 operations take 100 s
+
+
+# ---- 1. The file itself ------------------------------------------------------
+
+
+def imports(source):
+    for node in ast.walk(ast.parse(source, feature_version=(3, 9))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.partition(".")[0]
+
+
+@pytest.mark.parametrize("source", [FILE.read_text(encoding="utf-8"), v.HARNESS])
+def test_imports_only_the_standard_library(source):
+    standard = set(getattr(sys, "stdlib_module_names", ())) | {"msvcrt"}
+    for name in imports(source):
+        found = importlib.util.find_spec(name) if not standard - {"msvcrt"} else None
+        assert name in standard or (found and "site-packages" not in str(found.origin)), name
+
+
+def test_one_form_of_banner():
+    banners = re.findall(r"(?m)^# ----.*$", FILE.read_text(encoding="utf-8"))
+    assert [len(b) for b in banners] == [80] * 8
+    assert [b.split()[2] for b in banners] == ["%d." % n for n in range(1, 9)]
+
+
+# ---- 2. Policy ---------------------------------------------------------------
+
+BACKOFF = {1: (60, 120), 2: (120, 240), 3: (240, 480), 7: (3840, 7680), 8: (7200, 14400),
+           9: (7200, 14400), 500: (7200, 14400)}
+
+
+@pytest.mark.parametrize("n", BACKOFF)
+def test_backoff_bounds(n):
+    """[C30]"""
+    low, high = BACKOFF[n]
+    assert v.backoff(n, LOW) == low
+    assert v.backoff(n, HIGH) == pytest.approx(high, rel=1e-4)
+    assert len({v.backoff(n, random.Random(seed)) for seed in range(9)}) == 9
+
+
+IDLE = {  # n, request_delay, rng -> seconds
+    "at once about a second": (1, 0, HIGH, 1), "doubling": (4, 0, HIGH, 8),
+    "a minute at most": (40, 0, HIGH, 60), "spread": (40, 0, LOW, 30),
+    "the server's wish is the least": (1, 20, HIGH, 20), "even beyond a minute": (9, 90, LOW, 90),
+}
+
+
+@pytest.mark.parametrize("case", IDLE)
+def test_idle_delay(case):
+    n, delay, rng, seconds = IDLE[case]
+    assert v.idle_delay(n, delay, rng) == pytest.approx(seconds, rel=1e-4)
+
+
+def reply(**more):
+    return dict({"hostid": 3, "server_time": NOW, "request_delay": 0, "project_name": "P"}, **more)
+
+
+def take(p, answer, asks=False, n_new=0):
+    request = v.Request([], work_req_seconds=1.0 if asks else 0.0)
+    v.take_reply(v.State(p, "c"), answer, request, n_new, NOW, NOW, HIGH)
+    return p
+
+
+def test_request_delay_is_applied_after_the_reset():
+    """[C28]"""
+    p = take(project(n_rpc_failures=4, min_rpc_time=NOW + 5000), reply(request_delay=60))
+    assert (p.n_rpc_failures, p.min_rpc_time) == (0, NOW + 60)
+    assert v.next_request(p, limits(), NOW + 59.9) is None
+    assert v.next_request(p, limits(), NOW + 60) is not None  # [C27]
+
+
+def test_no_delay_asked_means_at_once():
+    """[C35]"""
+    assert take(project(min_rpc_time=NOW + 5000), reply()).min_rpc_time == 0
+
+
+@pytest.mark.parametrize("delay", [float("nan"), float("inf"), -5, "60", None, True, 1e300])
+def test_nonsense_as_delay_is_ignored(delay):
+    assert take(project(), reply(request_delay=delay)).min_rpc_time == 0
+
+
+def test_failures_back_off():
+    """[S1-24 S1-25 C25]"""
+    p = project()
+    for n, (low, high) in ((1, (60, 120)), (2, (120, 240)), (3, (240, 480))):
+        v.take_failure(p, NOW, random.Random(n))
+        assert p.n_rpc_failures == n
+        assert low <= p.min_rpc_time - NOW <= high
+
+
+def test_no_work_holds_up_requests_for_work_only():
+    """[C29]"""
+    p = project()
+    waits = []
+    for _ in range(8):
+        take(p, reply(), asks=True)
+        waits.append(p.work_time - NOW)
+    assert waits == pytest.approx([1, 2, 4, 8, 16, 32, 60, 60], rel=1e-4)
+    assert v.next_request(p, limits(), NOW) is None
+    p.jobs = [ended()]
+    request = v.next_request(p, limits(), NOW)
+    assert [j.name for j in request.reports] == ["r_0"] and not request.asks
+    take(p, reply(), asks=True, n_new=1)
+    assert (p.n_empty, p.work_time) == (0, 0)
+
+
+def test_a_request_that_did_not_ask_learns_nothing_about_work():
+    assert take(project(), reply(), asks=False).n_empty == 0
+
+
+def test_the_first_bad_batch_is_forgiven_the_next_ones_are_not():
+    """[S1-15]"""
+    p = project()
+    for _ in range(5):
+        v.take_outcome(p, False, NOW, LOW)
+    assert p.work_time == 0
+    take(p, reply(), asks=True, n_new=3)
+    v.take_outcome(p, False, NOW, LOW)
+    assert p.work_time == NOW + 60
+    take(p, reply(), asks=True, n_new=3)
+    v.take_outcome(p, True, NOW, LOW)
+    v.take_outcome(p, False, NOW, LOW)
+    assert p.work_time == 0
+
+
+def test_a_clock_set_back_voids_all_waiting():
+    """[C34]"""
+    p = project(min_rpc_time=NOW + 9000, work_time=NOW + 9000)
+    v.mind_clock(p, NOW, NOW - 59)
+    assert p.min_rpc_time == NOW + 9000
+    v.mind_clock(p, NOW, NOW - 61)
+    assert (p.min_rpc_time, p.work_time) == (0, 0)
+
+
+def test_deadlines_are_shifted_to_our_clock():
+    """[C34]: a client one hour fast."""
+    p = take(project(open_job()), reply(server_time=NOW - 3600))
+    assert v.local_deadline(p.jobs[0], p) == NOW + 9e4 + 3600
+
+
+def numbers(p, n, state=None):
+    state = state or v.State(p, "c")
+    return [v.body_of(v.Request([]), state, {})["rpc_seqno"] for _ in range(n)]
+
+
+def test_rpc_seqno_counts_requests_under_a_host_id():
+    """[C35]: 0 as long as there is no host id; then one more with each request, answered or not."""
+    p = v.Project("http://x")
+    assert numbers(p, 3) == [0, 0, 0]
+    take(p, reply(hostid=3))
+    assert numbers(p, 3) == [1, 2, 3]
+    take(p, reply(hostid=3))
+    assert numbers(p, 1) == [4]
+
+
+def test_a_new_host_id_starts_the_count_and_parts_from_a_copy():
+    p = project(rpc_seqno=17)
+    state = v.State(p, "c")
+    v.take_reply(state, reply(hostid=8), v.Request([]), 0, NOW, NOW, HIGH)
+    assert (p.hostid, p.rpc_seqno) == (8, 0) and len(state.host_cpid) == 32
+
+
+WHEN = {  # project, limits, now -> reports, asks? (None: no request)
+    "idle: ask": (project(), limits(), NOW, ([], True)),
+    "idle, but too soon": (project(min_rpc_time=NOW + 1), limits(), NOW, None),
+    "enough queued": (project(open_job()), limits(), NOW, None),
+    "queue below the low mark: ask": (project(open_job(est=9e7)), limits(), NOW, ([], True)),
+    "one of two processors idle": (project(open_job()), limits(2), NOW, ([], True)),
+    "busy: a finished job waits to be bundled": (
+        project(open_job(), ended(at=NOW - 0.9)), limits(), NOW, None),
+    "for a second": (project(open_job(), ended(at=NOW - 1)), limits(), NOW, (["r_0"], False)),
+    "or not at all": (
+        project(open_job(), ended()), limits(report_wait=0.0), NOW, (["r_0"], False)),
+    "idle: report at once, and ask": (project(ended()), limits(), NOW, (["r_0"], True)),
+    "deadline near: report": (
+        project(open_job(), ended(), clock_offset=9e4), limits(), NOW, (["r_0"], False)),
+    "below the high mark: ask on the side": (
+        project(open_job(est=2e8), ended(at=NOW - 1)), limits(), NOW, (["r_0"], True)),
+    "leaving: only report": (project(ended()), limits(leaving=True), NOW, (["r_0"], False)),
+    "leaving: nothing to say": (project(), limits(leaving=True), NOW, None),
+    "no more wanted": (project(), limits(room=0), NOW, None),
+    "an upload under way: wait half a second": (
+        project(v.Job("u", client_state=C.UPLOADING, ended_at=NOW - 0.4)), limits(), NOW, None),
+    "not longer": (
+        project(v.Job("u", client_state=C.UPLOADING, ended_at=NOW - 0.6)), limits(), NOW,
+        ([], True)),
+    "too many held": (project(*[open_job(str(n), est=1) for n in range(32)]), limits(), NOW, None),
+}
+
+
+@pytest.mark.parametrize("case", WHEN)
+def test_next_request(case):
+    p, bounds, now, wanted = WHEN[case]
+    request = v.next_request(p, bounds, now)
+    assert (request and ([j.name for j in request.reports], request.asks)) == wanted
+
+
+def test_how_much_is_asked_for():
+    request = v.next_request(project(open_job(est=2e8)), limits(4), NOW)
+    assert (request.work_req_seconds, request.cpu_req_instances) == (4 * 30 - 20, 3)
+    assert request.estimated_delay == 5
+    learned = project(correction=0.01, typical=10)  # Jobs of 10 s take 0.1 s: ask for more ...
+    assert v.next_request(learned, limits(), NOW).work_req_seconds == 32 * 10  # ... within reason
+    few = v.next_request(project(typical=10), limits(4, room=2), NOW)
+    assert (few.work_req_seconds, few.cpu_req_instances) == (20, 2)
+
+
+def test_a_server_that_asks_for_calm_gets_it():
+    assert v.water_marks(project()) == (10, 30)
+    assert v.water_marks(project(request_delay=60)) == (120, 360)
+
+
+def test_what_does_not_fit_is_reported_later_and_listed_as_held():
+    p = project(*[ended("r_%d" % n, stderr_out="x" * 65536) for n in range(9)])
+    request = v.next_request(p, limits(), NOW)
+    body = v.body_of(request, v.State(p, "c"), {})
+    told = [r["name"] for r in body["reports"]]
+    assert 1 <= len(told) < 9 and told + body["other_results"] == [j.name for j in p.jobs]
+
+
+def test_earliest_deadline_first():
+    jobs = [v.Job("late", report_deadline=9), v.Job("b", report_deadline=5),
+            v.Job("c", report_deadline=5)]
+    assert [job.name for job in v.by_deadline(jobs)] == ["b", "c", "late"]
+
+
+# ---- 3. What comes from outside ----------------------------------------------
+
+HOSTILE = ["../x", "a/b", "a\\b", "/etc/passwd", ".hidden", "..", "", "a b", "x" * 201, "a\n", "é",
+           "nul", "CON.py", "x.", None, 7, ["a"], "a\x00b", "C:x"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_refused(name):
+    with pytest.raises(ValueError):
+        v.safe_name(name)
+
+
+def assignment(name="sq_0_0", source=b"", data=b"3", base="http://x", **more):
+    def entry(file_name, content, **extra):
+        return dict(name=file_name, url=base + "/download/" + file_name, nbytes=len(content),
+                    sha256=hashlib.sha256(content).hexdigest(), **extra)
+
+    app = "sq_" + hashlib.sha256(source).hexdigest()[:8] + ".py"
+    return dict({
+        "name": name, "workunit": name.rpartition("_")[0], "app": "sq", "about": "squares",
+        "app_version": 1, "version_num": 1, "files": [entry(app, source, main=True)],
+        "input": entry(name + ".in", data),
+        "output": {"name": name, "url": base + "/upload/" + name, "nbytes_max": 1e6},
+        "report_deadline": NOW + 9e4, "delay_bound": 9e4, "rsc_fpops_est": 1e7,
+        "rsc_fpops_bound": 1e9, "rsc_memory_bound": 5e8, "rsc_disk_bound": 1e8}, **more)
+
+
+def spoiled(**more):
+    data = assignment()
+    for path, value in more.items():
+        *folders, last = path.split("__")
+        where = data
+        for key in folders:
+            where = where[int(key)] if isinstance(where, list) else where[key]
+        where[last] = value
+    return data
+
+
+UNFIT = {
+    "input name": spoiled(input__name="../../.bashrc"), "file name": spoiled(files__0__name="/x"),
+    "result name": spoiled(name=".."), "output name": spoiled(output__name="a/b"),
+    "file url": spoiled(input__url="file:///etc/passwd"), "no main": spoiled(files__0__main=False),
+    "no files": spoiled(files=None), "size": spoiled(input__nbytes=-1), "no input": spoiled(input=3),
+    "checksum": spoiled(input__sha256="abc"), "deadline": {"name": "x"}, "no dict": [],
+    "nan": spoiled(input__nbytes=float("nan")), "workunit": spoiled(workunit="../x"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_unfit_assignments_are_refused(case):
+    with pytest.raises(ValueError):
+        v.parse_assignment(UNFIT[case], "http://x")
+
+
+def test_text_for_the_terminal_is_harmless():
+    assert v.plain("a\x1b[2Jb\nc\u202e") == "a [2Jb c"
+    assert v.plain(None) == "" and len(v.plain("x" * 9999)) == 500
+
+
+# ---- 4. State ----------------------------------------------------------------
+
+
+def test_state_survives(tmp_path):
+    p = project(open_job(slot=2, elapsed_time=1.5), rpc_seqno=7, min_rpc_time=NOW + 5)
+    v.save_state(v.State(p, "c" * 32, 2e7, NOW), tmp_path)
+    state = v.load_state(tmp_path)
+    assert vars(state.project.jobs[0]) == vars(p.jobs[0])
+    assert dict(vars(state.project), jobs=0) == dict(vars(p), jobs=0)
+    assert os.stat(tmp_path / "client.json").st_mode & 0o077 == 0  # It holds the authenticator.
+
+
+def test_a_state_of_another_version_is_read_and_a_broken_one_set_aside(tmp_path):
+    path = tmp_path / "client.json"
+    path.write_text('{"later": 1, "project": {"url": "u", "new": 2, "jobs": [{"name": "n", "x": 1}]}}')
+    assert v.load_state(tmp_path).project.jobs[0].name == "n"
+    path.write_text('{"project": {"ur')
+    assert v.load_state(tmp_path) is None
+    assert (tmp_path / "client.json.bad").exists() and v.load_state(tmp_path) is None
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    v.write_safely(tmp_path / "f", b"old")
+    with pytest.raises(TypeError):
+        v.write_safely(tmp_path / "f", "no bytes")
+    assert (tmp_path / "f").read_bytes() == b"old"
+
+
+def test_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    directory, first = v.choose_directory("http://h:80", "")
+    second_directory, second = v.choose_directory("http://h:80", "")
+    assert [directory.name, second_directory.name] == ["h_80", "h_80-2"]
+    with pytest.raises(SystemExit, match="another client is running"):
+        v.choose_directory("http://h:80", str(directory))
+    first.close()  # As the system does when a process dies.
+    assert v.choose_directory("http://h:80", "")[0] == directory
+    second.close()
+
+
+# ---- 5. Harness --------------------------------------------------------------
+
+
+def start(tmp_path, source, data=b"3", seconds=60.0, name="wu_1_0", slot=0, **bounds):
+    """Start a job as the client does; its Task."""
+    files = tmp_path / "files"
+    files.mkdir(exist_ok=True)
+    (tmp_path / "harness.py").write_text(v.HARNESS)
+    source = source.encode()
+    job = v.parse_assignment(assignment(name, source, data, **bounds), "http://x")
+    (files / job.files[0]["name"]).write_bytes(source)
+    (files / job.input["name"]).write_bytes(data)
+    slot = tmp_path / "slots" / str(slot)
+    job.resumed = v.prepare_slot(slot, job, files, seconds)
+    return v.Task(job, slot, tmp_path / "harness.py", seconds, NOW)
+
+
+def in_time(function, *args):
+    """Call a function that blocks on a process; fail instead of waiting for ever."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *args).result(PATIENCE)
+
+
+def finish(task):
+    """Wait for a Task; (exit_status, text), output, stderr."""
+    try:
+        outcome = task.outcome(in_time(task.wait))
+    finally:
+        task.kill()
+    output = task.slot / "output"
+    return outcome, output.read_bytes() if output.exists() else None, task.stderr(65536)
+
+
+def run(tmp_path, source, data=b"3", **more):
+    return finish(start(tmp_path, source, data, **more))
+
+
+GOOD = {  # app, input -> output
+    "json": ("def compute(input): return {'b': input, 'a': (1.5, None)}", b"[3]",
+             b'{"a":[1.5,null],"b":[3]}'),
+    "bytes": ("takes = returns = 'bytes'\ndef compute(input): return input[::-1]", b"\xff\x00a",
+              b"a\x00\xff"),
+    "bytes to json": ("takes = 'bytes'\ndef compute(input): return len(input)", b"\xff" * 9, b"9"),
+    "prints": ("def compute(input):\n    print('hello')\n    return 1", b"0", b"1"),
+    "asks for both": ("def compute(input, checkpoint, progress):\n    progress(2)\n"
+                      "    return checkpoint.state", b"0", b"null"),
+    "module constants and classes": (
+        "import dataclasses, pickle\n@dataclasses.dataclass\nclass P:\n    x: int\n"
+        "def compute(input): return pickle.loads(pickle.dumps(P(input))).x", b"3", b"3"),
+}
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_harness_output(tmp_path, case):
+    source, data, wanted = GOOD[case]
+    outcome, output, stderr = run(tmp_path, source, data)
+    assert (outcome, output) == ((0, ""), wanted), stderr
+
+
+BAD = {  # app -> what stderr has to say
+    "raises": ("def compute(input):\n    return 1 / 0", "line 2, in compute"),
+    "does not load": ("import nonsuch", "No module named 'nonsuch'"),
+    "nan": ("def compute(input): return [float('nan')]", "no NaN"),
+    "no json": ("def compute(input): return {1, 2}", "has to return a JSON value"),
+    "no bytes": ("returns = 'bytes'\ndef compute(input): return 'text'", "bytes, not str"),
+    "exits": ("def compute(input): raise SystemExit(0)", "SystemExit"),
+    "endless recursion": ("def compute(input): return compute(input)", "RecursionError"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_harness_error(tmp_path, case):
+    source, text = BAD[case]
+    (status, _), output, stderr = run(tmp_path, source)
+    assert (status, output) == (195, None) and text in stderr
+
+
+def test_other_ways_to_die(tmp_path):
+    (status, text), _, _ = run(tmp_path, "import os\ndef compute(input): os.kill(os.getpid(), 11)")
+    assert (status, text) == (195, "its process ended with signal 11")
+    (status, text), _, _ = run(tmp_path, "import os\ndef compute(input): os._exit(0)")
+    assert (status, text) == (195, "it left no output")
+
+
+RANDOM = """
+import random
+def compute(input): return [random.random(), list({str(n) for n in range(99)})]
+"""
+
+
+def test_replicas_agree(tmp_path):
+    """Seed = the workunit's name; sets of strings in one order."""
+    first, second, other = (start(tmp_path, RANDOM, name=name, slot=n)
+                            for n, name in enumerate(["wu_1_0", "wu_1_1", "wu_2_0"]))
+    outputs = [json.loads(finish(task)[1]) for task in (first, second, other)]
+    assert outputs[0] == outputs[1]
+    assert outputs[0][0] == random.Random("wu_1").random() != outputs[2][0]
+
+
+ENVIRONMENT = """
+import os, sys
+def compute(input):
+    return [sorted(os.environ), os.getcwd(), sys.path, sys.stdin.read(), os.nice(0)]
+"""
+
+
+def test_the_job_gets_an_empty_world(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", "x")
+    task = start(tmp_path, ENVIRONMENT)
+    names, folder, path, text, nice = json.loads(finish(task)[1])
+    assert "SECRET" not in names and "PATH" not in names
+    assert folder == str(task.slot.resolve()) and text == "" and nice >= 10
+    assert str(tmp_path) not in path and "" not in path
+
+
+CHECKPOINT = """
+import os
+def compute(input, checkpoint):
+    state = checkpoint.state or {"n": 0}
+    for n in range(state["n"], 6):
+        checkpoint({"n": n + 1})
+        if n == 3 and checkpoint.state is None:
+            os._exit(9)
+    return [n, checkpoint.state]
+"""
+
+
+def test_a_job_goes_on_from_its_checkpoint(tmp_path):
+    assert run(tmp_path, CHECKPOINT)[0][0] == 195
+    task = start(tmp_path, CHECKPOINT)
+    assert task.job.resumed
+    assert finish(task)[:2] == ((0, ""), b'[5,{"n":4}]')
+
+
+def test_a_broken_checkpoint_is_no_checkpoint(tmp_path):
+    slot = tmp_path / "slots" / "0"
+    slot.mkdir(parents=True)
+    (slot / "checkpoint.json").write_text('{"sta')
+    (slot / "left over").mkdir()
+    source = "import os\ndef compute(input, checkpoint): return [checkpoint.state, os.listdir()]"
+    state, names = json.loads(run(tmp_path, source)[1])
+    assert state is None and "left over" not in names
+
+
+def test_files_are_checked_when_the_job_starts(tmp_path):
+    start(tmp_path, "def compute(input): return 1").kill()
+    damaged = next((tmp_path / "files").glob("sq_*.py"))
+    damaged.write_text("evil")
+    job = v.parse_assignment(assignment("wu_1_0", b"def compute(input): return 1"), "http://x")
+    with pytest.raises(v.BadFile, match=damaged.name):
+        v.prepare_slot(tmp_path / "slots" / "1", job, tmp_path / "files", 60)
+    assert not damaged.exists()
+
+
+# A job that says "ready" through a named pipe and then never ends.
+STUCK = """
+import threading
+def compute(input):
+    %s
+    with open(input, "w") as f:
+        f.write("ready")
+        f.flush()
+        threading.Event().wait()
+"""
+
+
+def start_stuck(tmp_path, line="pass", **more):
+    """Start a job that does `line` and then hangs; the Task and the pipe it holds open."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    return start(tmp_path, STUCK % line, json.dumps(str(pipe)).encode(), **more), reader
+
+
+def hear(reader):
+    """What comes through the pipe next; b'' when its last writer is dead."""
+    poll = select.poll()
+    poll.register(reader, select.POLLIN | select.POLLHUP)
+    assert poll.poll(PATIENCE * 1000), "nothing came"
+    return os.read(reader, 99)
+
+
+def test_time_limit(tmp_path):
+    task, reader = start_stuck(tmp_path)
+    assert hear(reader) == b"ready"
+    for seconds in (10, 20, 30, 40, 50, 60):
+        task.look(NOW + seconds)
+        assert task.verdict is None or not task.verdict
+    task.look(NOW + 61)
+    assert finish(task)[0] == (197, "stopped: over its time limit of 60 s")
+    os.close(reader)
+
+
+def test_time_asleep_or_a_clock_that_jumps_is_not_computing(tmp_path):
+    task, reader = start_stuck(tmp_path)
+    for now in (NOW + 1, NOW + 86400, NOW - 86400, NOW):
+        task.look(now)
+    assert task.job.elapsed_time == 1 + 10 + 0 + 10 and not task.verdict
+    task.kill()
+    finish(task)
+    os.close(reader)
+
+
+def test_disk_limit_of_all_files_together(tmp_path):
+    line = "for n in range(9): open(str(n), 'wb').write(bytes(200000))"
+    task, reader = start_stuck(tmp_path, line, rsc_disk_bound=1e6)
+    assert hear(reader) == b"ready"
+    task.look(NOW)
+    assert finish(task)[0] == (198, "stopped: over its disk limit of 1 MB")
+    os.close(reader)
+
+
+def test_disk_limit_of_one_file(tmp_path):
+    source = "def compute(input): open('x', 'wb').write(bytes(2000000))"
+    assert run(tmp_path, source, rsc_disk_bound=1e6)[0] == (198, "stopped: over its disk limit")
+
+
+def test_memory_limit_seen_by_the_client(tmp_path):
+    task, reader = start_stuck(tmp_path, "global x; x = b'x' * 150000000", rsc_memory_bound=1e8)
+    in_time(os.waitid, os.P_PID, task.process.pid, os.WEXITED | os.WNOWAIT)  # Its own watch.
+    assert finish(task)[0][0] == 199
+    os.close(reader)
+
+
+def test_memory_limit_by_the_system(tmp_path):
+    (status, text), _, stderr = run(tmp_path, "def compute(input): bytearray(1 << 40)")
+    assert (status, text) == (199, "stopped: over its memory limit") and "MemoryError" in stderr
+
+
+def test_memory_limit_from_outside(tmp_path):
+    """The client's own look at a process that is too large, before that notices itself."""
+    task, reader = start_stuck(tmp_path)
+    assert hear(reader) == b"ready"
+    task.job.rsc_memory_bound = 1e6
+    task.look(NOW)
+    assert finish(task)[0] == (199, "stopped: over its memory limit of 1 MB")
+    os.close(reader)
+
+
+CHILD = """
+import subprocess, sys
+def compute(input):
+    code = "import threading; f = open(%r, 'w'); f.write('child'); f.flush(); threading.Event().wait()"
+    subprocess.Popen([sys.executable, "-c", code % input])
+    {end}
+"""
+
+
+@pytest.mark.parametrize("end", ["import threading; threading.Event().wait()", "return 1"])
+def test_what_a_job_starts_dies_with_it(tmp_path, end):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    task = start(tmp_path, CHILD.format(end=end), json.dumps(str(pipe)).encode())
+    if "wait" in end:
+        assert hear(reader) == b"child"
+        task.kill(202, "")
+    in_time(task.wait)
+    os.set_blocking(reader, False)
+    assert os.read(reader, 9) in (b"", b"child") and os.read(reader, 9) == b""
+    os.close(reader)
+
+
+PARENT = """
+import importlib.util, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import test_volunteer as t
+task, reader = t.start_stuck(Path({folder!r}))
+print(t.hear(reader).decode(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_jobs_die_with_a_killed_client(tmp_path):
+    os.mkfifo(tmp_path / "pipe.2")
+    code = PARENT.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE)
+    assert in_time(parent.stdout.readline) == b"ready\n"
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    parent.kill()
+    parent.communicate(timeout=PATIENCE)
+    assert hear(reader) == b""  # Its last writer, the job, is gone.
+    os.close(reader)
+
+
+# ---- 6. The client against a scripted server ---------------------------------
+
+SQUARE = b"def compute(input):\n    return input * input\n"
+
+
+class Server:
+    """A minigrid server in miniature, with faults on order. `trouble` maps 'METHOD kind' to a list
+    of things to do instead of answering: a status, 'cut', 'lost' or None (answer)."""
+
+    def __init__(self):
+        self.files, self.uploads, self.store = {}, {}, {}
+        self.work, self.requests, self.log, self.registered = [], [], [], []
+        self.trouble, self.extra, self.acked = {}, [], []
+        server = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def log_message(self, *args):
+                pass
+
+            def handle_any(self):
+                server.handle(self)
+
+            do_GET = do_POST = do_PUT = handle_any
+
+        self.httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.httpd.daemon_threads = True
+        self.url = "http://127.0.0.1:%d" % self.httpd.server_port
+        self.thread = threading.Thread(target=self.httpd.serve_forever, args=(0.01,), daemon=True)
+        self.thread.start()
+
+    def close(self):
+        self.httpd.shutdown()
+        self.httpd.server_close()
+
+    def add(self, n, source=SQUARE, data=None, **more):
+        """Add a workunit with the number n; its only result is wu_<n>_0."""
+        data = json.dumps(n).encode() if data is None else data
+        a = assignment("wu_%d_0" % n, source, data, self.url, **more)
+        self.files[a["files"][0]["name"]], self.files[a["input"]["name"]] = source, data
+        self.work.append(a)
+        return a
+
+    def handle(self, h):
+        body = h.rfile.read(int(h.headers.get("Content-Length") or 0))
+        kind = h.path.split("/")[1]
+        self.log.append("%s %s" % (h.command, h.path))
+        trouble = self.trouble.get("%s %s" % (h.command, kind))
+        fault = trouble.pop(0) if trouble else None
+        if isinstance(fault, int):
+            return self.answer(h, {"error": "scripted trouble"}, fault)
+        value = getattr(self, "do_" + kind)(h, body, fault)
+        if fault in ("lost", "cut"):
+            h.close_connection = True
+        elif isinstance(value, tuple):
+            self.answer(h, *value)
+        else:
+            self.answer(h, value)
+
+    def answer(self, h, value, status=200):
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
+        h.send_response(status)
+        h.send_header("Content-Length", str(len(data)))
+        h.end_headers()
+        h.wfile.write(data)
+
+    def do_register(self, h, body, fault):
+        self.registered.append(json.loads(body))
+        return {"authenticator": "%032x" % len(self.registered), "userid": 7,
+                "name": self.registered[-1]["nickname"]}
+
+    def do_scheduler(self, h, body, fault):
+        request = json.loads(body)
+        self.requests.append(request)
+        acks = [report["name"] for report in request["reports"]]
+        for report in request["reports"]:
+            self.store.setdefault(report["name"], report)
+        given = []
+        if request["work_req_seconds"] > 0:
+            given, self.work = self.work, []
+        answer = reply(acks=acks, assignments=given, request_delay=1.0)
+        answer.update(self.extra.pop(0) if self.extra else {})
+        return answer
+
+    def do_download(self, h, body, fault):
+        data = self.files[h.path.rsplit("/", 1)[1]]
+        begin = re.match(r"bytes=(\d+)-", h.headers.get("Range") or "")
+        if fault == "cut":
+            h.send_response(200)
+            h.send_header("Content-Length", str(len(data)))
+            h.end_headers()
+            h.wfile.write(data[:len(data) // 2])
+            return data
+        return (data[int(begin.group(1)):], 206) if begin else data
+
+    def do_upload(self, h, body, fault):
+        name = h.path.rsplit("/", 1)[1]
+        have = self.uploads.setdefault(name, bytearray())
+        if h.command == "GET":
+            return {"nbytes": len(have), "complete": False}
+        assert re.fullmatch("Bearer [0-9a-f]{32}", h.headers["Authorization"])
+        span, total = h.headers["Content-Range"][6:].split("/")
+        at = 0 if span == "*" else int(span.split("-")[0])
+        if at != len(have):
+            return {"error": "wrong offset", "nbytes": len(have)}, 409
+        have += body[:len(body) // 2] if fault == "cut" else body
+        complete = len(have) == int(total)
+        if complete:
+            assert hashlib.sha256(have).hexdigest() == h.headers["X-Sha256"]
+        return {"nbytes": len(have), "complete": complete}
+
+
+@pytest.fixture
+def server():
+    s = Server()
+    yield s
+    s.close()
+
+
+class Clock:
+    def __init__(self):
+        self.now = NOW
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def make_client(tmp_path, server, **options):
+    options = dict(dict(nickname="otter", n_cpus=2), **options)
+    voice = v.Voice(stream=io.StringIO(), errors=io.StringIO())
+    client = v.Client(tmp_path / "client", server.url, v.Options(**options), v.Transport(),
+                      random.Random(1), voice, lambda: {"p_ncpus": 2})
+    client.state.p_fpops = 2e7
+    return client
+
+
+def drive(client, clock, until):
+    """Turn the client until something holds: blocks where it waits for others, else moves time."""
+    for _ in range(3000):
+        client.step(clock.now)
+        if until():
+            return
+        if client.busy:
+            client.wait(PATIENCE)
+        else:
+            clock.now += client.pause(clock.now)
+    pytest.fail("it never happened; " + client.voice.errors.getvalue())
+
+
+def reports(server):
+    return {name: (r["client_state"], r["exit_status"]) for name, r in server.store.items()}
+
+
+def test_a_whole_run(tmp_path, server, clock):
+    for n in range(5):
+        server.add(n)
+    client = make_client(tmp_path, server, once=True)
+    drive(client, clock, client.finished)
+    assert {n: bytes(u) for n, u in server.uploads.items()} == {
+        "wu_%d_0" % n: b"%d" % n ** 2 for n in range(5)}
+    assert set(reports(server).values()) == {(5, 0)} and len(server.store) == 5
+    assert server.registered == [{"nickname": "otter"}]
+    assert [r["rpc_seqno"] for r in server.requests] == list(range(len(server.requests)))
+    assert server.requests[0]["hostid"] == 0 and server.requests[1]["hostid"] == 3
+    folder = tmp_path / "client"
+    assert not any(any((folder / d).iterdir()) for d in ("slots", "outputs", "partial"))
+    assert [p.suffix for p in (folder / "files").iterdir()] == [".py"]  # Kept for the next jobs.
+
+
+def test_trouble_on_all_sides_loses_nothing(tmp_path, server, clock):
+    """A 503, downloads and uploads cut in half, a reply that gets lost: the same is said again."""
+    big = b"def compute(input):\n    return 'x' * 3000 + str(input)\n" + b"#" * 5000
+    for n in range(3):
+        server.add(n, big)
+    server.trouble = {"GET download": ["cut", None, 503], "PUT upload": ["cut", 503],
+                      "POST scheduler": [None, "lost", 503]}
+    client = make_client(tmp_path, server, once=True)
+    drive(client, clock, client.finished)
+    assert set(reports(server).values()) == {(5, 0)} and len(server.store) == 3
+    assert all(len(u) == 3003 for u in server.uploads.values())
+    assert any(line.startswith("GET /upload/") for line in server.log)
+    lost, again = server.requests[1], server.requests[2]
+    held = [r["name"] for r in again["reports"]] + again["other_results"]
+    assert lost["reports"] and {r["name"] for r in lost["reports"]} <= set(held)
+    assert [r["rpc_seqno"] for r in server.requests[:3]] == [0, 1, 3]  # The 503 used up a number.
+    errors = client.voice.errors.getvalue()
+    assert "the server has a problem on its side: scripted trouble" in errors
+    assert "no connection: " in errors
+
+
+def test_an_upload_goes_on_where_it_was_cut(tmp_path, server, clock):
+    server.add(1, b"returns = 'bytes'\ndef compute(input): return bytes(range(256)) * 40\n")
+    server.trouble = {"PUT upload": ["cut"]}
+    client = make_client(tmp_path, server, once=True)
+    drive(client, clock, client.finished)
+    assert bytes(server.uploads["wu_1_0"]) == bytes(range(256)) * 40
+    assert [line.split()[0] for line in server.log if "upload" in line] == ["PUT", "GET", "PUT"]
+
+
+def test_pieces_offsets_and_empty_files(tmp_path, server, monkeypatch):
+    monkeypatch.setattr(v, "PIECE_BYTES", 1000)
+    for name, data in {"big": os.urandom(2500), "empty": b"", "piece": b"x" * 1000}.items():
+        (tmp_path / name).write_bytes(data)
+        server.uploads[name] = bytearray(data[:700]) if name == "big" else bytearray()
+        v.Transport().upload(server.url + "/upload/" + name, tmp_path / name, "a" * 32, False)
+        assert server.uploads[name] == data
+    server.uploads["far"] = bytearray(b"x" * 300)  # It has more than the client knows of: a 409.
+    (tmp_path / "far").write_bytes(b"x" * 900)
+    v.Transport().upload(server.url + "/upload/far", tmp_path / "far", "a" * 32, False)
+    assert server.uploads["far"] == b"x" * 900
+
+
+def test_a_wrong_checksum_never_runs(tmp_path, server, clock):
+    mark = tmp_path / "it ran"
+    a = server.add(1, b"open(%r, 'w')\ndef compute(input): return 1\n" % str(mark).encode())
+    name = a["files"][0]["name"]
+    server.files[name] = server.files[name].replace(b"return 1", b"return 2")
+    client = make_client(tmp_path, server, once=True)
+    drive(client, clock, client.finished)
+    assert reports(server) == {"wu_1_0": (1, -186)} and not mark.exists()
+    assert len([line for line in server.log if name in line]) == 1 + 3
+    assert not (tmp_path / "client" / "files" / name).exists()
+
+
+@pytest.mark.parametrize("nbytes", [5, 500])
+def test_a_wrong_size_is_not_kept(tmp_path, server, nbytes):
+    server.files["f"] = b"x" * 50
+    wanted = {"url": server.url + "/download/f", "nbytes": nbytes,
+              "sha256": hashlib.sha256(b"x" * 50).hexdigest()}
+    with pytest.raises((v.BadFile, v.TransportError)):
+        v.Transport().download(wanted, tmp_path / "partial", tmp_path / "f")
+    assert not (tmp_path / "f").exists()
+
+
+def test_hostile_assignments_touch_nothing_and_are_reported(tmp_path, server, clock):
+    server.add(1)["input"]["name"] = "../../evil"
+    server.add(2)["name"] = "../evil"
+    server.add(3)["files"][0]["url"] = "file:///etc/passwd"
+    server.add(4)
+    client = make_client(tmp_path, server, once=True)
+    drive(client, clock, client.finished)
+    assert reports(server) == {"wu_1_0": (1, -186), "wu_3_0": (1, -186), "wu_4_0": (5, 0)}
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+def test_a_failing_job_is_reported_with_its_traceback(tmp_path, server, clock):
+    server.add(1, b"def compute(input): return 1 / input", b"0", rsc_fpops_est=1e7)
+    client = make_client(tmp_path, server, once=True)
+    drive(client, clock, client.finished)
+    assert reports(server) == {"wu_1_0": (3, 195)}
+    assert "ZeroDivisionError" in server.store["wu_1_0"]["stderr_out"]
+    assert "wu_1_0: failed after" in client.voice.errors.getvalue()
+
+
+@pytest.mark.parametrize("status", [403, 404, 413])
+def test_a_refused_upload_ends_the_result(tmp_path, server, clock, status):
+    server.add(1)
+    server.trouble = {"PUT upload": [status]}
+    client = make_client(tmp_path, server, once=True)
+    drive(client, clock, client.finished)
+    assert reports(server) == {"wu_1_0": (7, -187)}
+    assert "scripted trouble" in server.store["wu_1_0"]["stderr_out"]
+
+
+def test_an_output_that_is_too_large_is_not_sent(tmp_path, server, clock):
+    server.add(1)["output"]["nbytes_max"] = 0
+    client = make_client(tmp_path, server, once=True)
+    drive(client, clock, client.finished)
+    assert reports(server) == {"wu_1_0": (7, -187)} and not server.uploads
+
+
+def test_aborts(tmp_path, server, clock):
+    """Running jobs are killed, waiting ones dropped; 'if not started' spares the running one."""
+    stuck = b"import threading\ndef compute(input): threading.Event().wait()\n"
+    for n in range(4):
+        server.add(n, stuck)
+    client = make_client(tmp_path, server, n_cpus=2)
+    drive(client, clock, lambda: len(client.tasks) == 2)
+    first, second = list(client.tasks)
+    server.extra = [{"aborts": [first], "aborts_if_not_started": [second, "wu_3_0"]}]
+    client.project.typical = 0
+    clock.now += 100
+    for job in client.project.jobs:
+        job.rsc_fpops_est = 1.0  # Too little queued: it calls.
+    client.step(clock.now)
+    drive(client, clock, lambda: first in server.store and "wu_3_0" in server.store)
+    assert reports(server) == {first: (6, 202), "wu_3_0": (6, 202)} and second in client.tasks
+    client.leave(lambda: clock.now)
+    assert not client.tasks
+
+
+def test_a_result_sent_again_is_the_one_held(tmp_path, server, clock):
+    again = dict(server.add(1))
+    server.extra = [{}, {"assignments": [again, again]}]
+    client = make_client(tmp_path, server, n_cpus=8)
+    drive(client, clock, lambda: len(server.requests) >= 2)
+    client.step(clock.now)
+    drive(client, clock, lambda: "rpc" not in client.busy)
+    assert len(client.project.jobs) <= 1
+    assert len([line for line in server.log if line == "PUT /upload/wu_1_0"]) <= 1
+
+
+def test_max_jobs(tmp_path, server, clock):
+    """The rest is given back, not kept until the deadline."""
+    for n in range(6):
+        server.add(n)
+    client = make_client(tmp_path, server, n_cpus=1, max_jobs=2)
+    drive(client, clock, client.finished)
+    states = [state for state, _ in reports(server).values()]
+    assert states.count(5) == 2 and states.count(6) == 4
+    assert server.requests[0]["cpu_req_instances"] == 1
+
+
+def test_an_unknown_authenticator_joins_again_without_hammering(tmp_path, server, clock):
+    client = make_client(tmp_path, server)
+    server.trouble = {"POST scheduler": [401, 401, 401]}
+    drive(client, clock, lambda: len(server.requests) == 1)
+    assert len(server.registered) == 4 and clock.now - NOW >= 1 + 120 + 240  # [C30]
+    assert server.requests[0]["authenticator"] == "%032x" % 4
+
+
+def test_what_the_server_refuses_at_registration_is_said_and_the_end(tmp_path, server, clock):
+    server.trouble = {"POST register": [403]}
+    client = make_client(tmp_path, server)
+    drive(client, clock, client.finished)
+    assert client.fatal == "the server refuses: scripted trouble"
+
+
+@pytest.mark.parametrize("answer", [[], {}, {"hostid": "x"}, {"hostid": -1}])
+def test_nonsense_as_a_reply_is_a_failure(tmp_path, server, clock, answer):
+    client = make_client(tmp_path, server)
+    server.do_scheduler = lambda h, body, fault: answer
+    drive(client, clock, lambda: client.project.n_rpc_failures == 1)
+    assert client.project.min_rpc_time - clock.now <= 120
+    assert "the server has a problem on its side" in client.voice.errors.getvalue()
+
+
+def test_lists_of_nonsense_do_not_stop_it(tmp_path, server, clock):
+    server.add(1)
+    nonsense = [None, 3, "x", [], {"text": 5}, {"name": {}}]
+    server.extra = [{"acks": nonsense, "aborts": nonsense, "messages": nonsense,
+                     "aborts_if_not_started": 7, "userid": "x", "project_name": 4}]
+    client = make_client(tmp_path, server, once=True)
+    drive(client, clock, client.finished)
+    assert reports(server) == {"wu_1_0": (5, 0)}
+
+
+def test_killed_at_any_step_nothing_is_lost(tmp_path, server, clock):
+    """After each turn the client is dropped, as by kill -9, and another one made from its files."""
+    for n in range(3):
+        server.add(n, CHECKPOINT.replace("os._exit(9)", "pass").encode())
+    server.trouble = {"PUT upload": ["cut"], "POST scheduler": [None, None, "lost"]}
+    n_clients = 0
+    for _ in range(300):
+        client = make_client(tmp_path, server, n_cpus=1)
+        n_clients += 1
+        for _ in range(3):  # With one turn only, no process would ever get to its end.
+            client.step(clock.now)
+            if client.busy:
+                client.wait(PATIENCE)
+            clock.now += client.pause(clock.now)
+        crash(client)
+        if len(server.store) == 3:
+            break
+    assert set(reports(server).values()) == {(5, 0)} and len(server.store) == 3
+    assert n_clients > 3
+    sent = [r["rpc_seqno"] for r in server.requests if r["hostid"]]
+    assert sent == sorted(set(sent))  # No number twice.
+
+
+def crash(client):
+    """What kill -9 does: jobs die with the client, nothing is saved, no outcome is heard."""
+    for task in client.tasks.values():
+        task.kill()
+        in_time(task.process.wait)
+    while any(key[0] != "run" for key in client.busy if key != "rpc") or "rpc" in client.busy:
+        key = client.events.get(timeout=PATIENCE)[0]  # Threads of a dead process are gone, too.
+        client.busy.discard(key)
+
+
+def test_a_damaged_file_is_fetched_again(tmp_path, server, clock):
+    server.add(1)
+    client = make_client(tmp_path, server, once=True)
+    drive(client, clock, client.finished)
+    kept = next((tmp_path / "client" / "files").iterdir())
+    kept.write_text("damaged")
+    server.add(2)
+    client.fetched = False
+    drive(client, clock, client.finished)
+    assert reports(server) == {"wu_1_0": (5, 0), "wu_2_0": (5, 0)}
+
+
+def test_a_job_interrupted_by_leaving_goes_on(tmp_path, server, clock):
+    source = b"""
+def compute(input, checkpoint):
+    if checkpoint.state is None:
+        checkpoint("half way")
+        with open(input, "w") as f:
+            f.write("ready")
+        import threading
+        threading.Event().wait()
+    return checkpoint.state
+"""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    server.add(1, source, json.dumps(str(pipe)).encode())
+    client = make_client(tmp_path, server, n_cpus=1)
+    drive(client, clock, lambda: client.tasks)
+    assert hear(reader) == b"ready"
+    client.step(clock.now + 5)
+    client.leave(lambda: clock.now + 5)
+    os.close(reader)
+    assert not server.store
+    again = make_client(tmp_path, server, n_cpus=1)
+    assert again.project.jobs[0].elapsed_time == 5
+    clock.now += 9
+    drive(again, clock, lambda: "wu_1_0" in server.store)
+    assert bytes(server.uploads["wu_1_0"]) == b'"half way"'
+    assert server.store["wu_1_0"]["elapsed_time"] >= 5
+
+
+def test_finished_work_is_reported_when_leaving(tmp_path, server, clock):
+    server.add(1)
+    client = make_client(tmp_path, server)
+    drive(client, clock, lambda: any(job.over for job in client.project.jobs) or server.store)
+
+    def ticking():
+        clock.now += 0.1
+        return clock.now
+
+    client.leave(ticking)
+    assert reports(server) == {"wu_1_0": (5, 0)}
+    assert v.load_state(tmp_path / "client").project.jobs == []
+
+
+# ---- 7. As people start it ---------------------------------------------------
+
+
+def command(server, tmp_path, *more, how=(str(FILE),)):
+    return subprocess.Popen([sys.executable, *how, server.url[7:], "--dir", str(tmp_path / "dir"),
+                             *more], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True)
+
+
+def test_started_from_a_file_and_from_text(tmp_path, server):
+    server.add(1)
+    process = command(server, tmp_path, "--once", "--cpus", "2")
+    text = process.communicate(timeout=PATIENCE)[0]
+    assert process.returncode == 0, text
+    assert re.search(r"joined http://127.0.0.1:\d+ as [a-z]+-[a-z]+-\d\d\n", text)
+    assert "1 new job: sq (squares)" in text and "wu_1_0: finished in" in text
+    server.add(2)
+    source = FILE.read_text(encoding="utf-8")
+    process = command(server, tmp_path, "--once", "--quiet", how=("-c", source))
+    assert process.communicate(timeout=PATIENCE)[0] == "" and process.returncode == 0
+    assert len(server.registered) == 1 and len(server.store) == 2
+    host = server.requests[0]["host"]
+    assert host["p_fpops"] > 1e5 and host["m_nbytes"] > 1e6 and host["d_free"] > 0
+
+
+def test_a_signal_stops_it_cleanly(tmp_path, server):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    server.add(1, (STUCK % "pass").encode(), json.dumps(str(pipe)).encode())
+    process = command(server, tmp_path)
+    assert hear(reader) == b"ready"
+    other = command(server, tmp_path)
+    assert "another client is running in" in other.communicate(timeout=PATIENCE)[0]
+    assert other.returncode == 1
+    process.send_signal(signal.SIGTERM)
+    text = process.communicate(timeout=PATIENCE)[0]
+    assert process.returncode == 0 and "Traceback" not in text
+    assert hear(reader) == b""  # The job is dead,
+    assert [job.name for job in v.load_state(tmp_path / "dir").project.jobs] == ["wu_1_0"]  # kept.
+    os.close(reader)
+    shutil.rmtree(tmp_path / "dir")
+
+
+def test_help_teaches():
+    text = subprocess.run([sys.executable, str(FILE), "--help"], stdout=subprocess.PIPE,
+                          timeout=PATIENCE).stdout.decode()
+    assert "examples:" in text and "--max-jobs" in text and "trust" in text
