@@ -26,10 +26,10 @@ import concurrent.futures
 import configparser
 import contextlib
 import dataclasses
+import functools
 import gzip
 import hashlib
 import importlib.util
-import inspect
 import json
 import logging
 import math
@@ -37,39 +37,41 @@ import os
 import queue
 import random
 import re
-import shutil
-import signal
-import socket
 import sqlite3
 import sys
 import threading
 import time
-import traceback
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from typing import Callable
 
 import bottle
 import waitress
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from peewee import (SQL, BigIntegerField, BooleanField, CharField, Check, DatabaseError,
-                    FloatField, ForeignKeyField, IntegerField, Model, SqliteDatabase, TextField, fn)
+                    FloatField, ForeignKeyField, IntegerField, Model, SqliteDatabase, TextField)
 from playhouse.fields import IntEnumField
 
 __version__ = "0.1.0"
 log = logging.getLogger("minigrid")
 
 __all__ = [
-    "ServerState", "Outcome", "ValidateState", "FileDeleteState", "AssimilateState", "ErrorMask",
-    "NEVER", "RULES", "DEVIATIONS", "Rule", "fire", "fired", "IllegalMove",
-    "Meta", "User", "Host", "App", "AppVersion", "HostAppVersion", "Workunit", "Result", "Firing",
-    "db", "ClientError", "PluginError", "StoreError", "Settings", "project",
-    "open_project", "close_project", "apps", "load_app", "sync_apps", "add_work", "register",
-    "Request", "Report", "Reply", "Assignment", "schedule", "transition", "judge", "validate",
-    "STAGES", "run_pass", "cancel",
+    "NEVER", "ServerState", "Outcome", "ValidateState", "FileDeleteState", "AssimilateState",
+    "ErrorMask", "RULES", "DEVIATIONS", "fire", "fired", "label",
+    "IllegalMove", "ClientError", "PluginError", "StoreError",
+    "db", "Meta", "User", "Host", "App", "AppVersion", "HostAppVersion", "Workunit", "Result",
+    "Firing", "canonical_json", "save_all", "append_exactly", "server_note",
+    "UNSENT", "IN_PROGRESS", "DUE", "TO_VALIDATE", "TO_ASSIMILATE",
+    "Settings", "read_settings", "project", "open_project", "close_project", "remember",
+    "PARAMETERS", "Application", "apps", "plugins", "plugged", "check_parameters", "sync_apps", "working",
+    "file_path", "store_file", "settle", "output_files", "add_work",
+    "Request", "Report", "Reply", "Assignment", "schedule", "say_to", "assignment", "send",
+    "COULDNT_SEND", "transition", "Verdict", "candidates", "validate", "load", "cancel",
+    "STAGES", "run_pass", "make_app", "base_url", "wall_clock", "load_plugins", "running", "main",
 ]
 
 NEVER = 2147483647  # the INT_MAX of transition_time [C9 C35]; 0 means due at once
@@ -173,19 +175,19 @@ class Rule:
     name: str
     by: str
     cites: str
+    why: str
     before: dict
     after: dict
-    why: str
 
 
 RULES = {}  # name -> Rule, in the order in which a workunit may meet them
 fired = []  # (rule, row) since the writer last emptied it: becomes log lines and counts
 
 
-def rule(name, *, by, cites, before, after, why):
+def rule(*columns):
     """Enter a rule into the table and return it."""
-    RULES[name] = Rule(name, by, cites, before, after, why)
-    return RULES[name]
+    RULES[columns[0]] = Rule(*columns)
+    return RULES[columns[0]]
 
 
 def fire(rule, row):
@@ -212,180 +214,160 @@ def label(row):
 # Work generator and scheduler
 
 NEW_RESULT = rule(
-    "make a copy", by="transitioner", cites="S0-24 S0-25 S2-10 S4-34 C4",
-    before=dict(server_state={S.UNSENT}), after=dict(server_state=S.UNSENT),
-    why="fewer copies than target_nresults are waiting, under way, or still usable")
+    "make a copy", "transitioner", "S0-24 S0-25 S2-10 S4-34 C4",
+    "fewer copies than target_nresults are waiting, under way, or still usable",
+    dict(server_state={S.UNSENT}), dict(server_state=S.UNSENT))
 SEND = rule(
-    "send", by="scheduler", cites="S2-27 S4-35",
-    before=dict(server_state={S.UNSENT}), after=dict(server_state=S.IN_PROGRESS),
-    why="a host asked for work and can do this in time")
+    "send", "scheduler", "S2-27 S4-35", "a host asked for work and can do this in time",
+    dict(server_state={S.UNSENT}), dict(server_state=S.IN_PROGRESS))
 COULDNT_SEND = rule(
-    "could not send", by="scheduler", cites="S0-10 S0-11 S0-13",
-    before=dict(server_state={S.UNSENT}),
-    after=dict(server_state=S.OVER, outcome=O.COULDNT_SEND),
-    why="too many hosts asked that are too small or too slow for it")
+    "could not send", "scheduler", "S0-10 S0-11 S0-13",
+    "too many hosts asked that are too small or too slow for it",
+    dict(server_state={S.UNSENT}), dict(server_state=S.OVER, outcome=O.COULDNT_SEND))
 SUCCESS = rule(
-    "report success", by="scheduler", cites="S0-07 S0-08 S2-31 S2-33 S4-36 S4-42",
-    before=dict(server_state={S.IN_PROGRESS}),
-    after=dict(server_state=S.OVER, outcome=O.SUCCESS),
-    why="the host reports client_state 5 (uploaded) and exit_status 0")
+    "report success", "scheduler", "S0-07 S0-08 S2-31 S2-33 S4-36 S4-42",
+    "the host reports client_state 5 (uploaded) and exit_status 0",
+    dict(server_state={S.IN_PROGRESS}), dict(server_state=S.OVER, outcome=O.SUCCESS))
 CLIENT_ERROR = rule(
-    "report error", by="scheduler", cites="S0-05 S0-06 S0-08 S2-34 S4-36 S4-43 C15",
-    before=dict(server_state={S.IN_PROGRESS}),
-    after=dict(server_state=S.OVER, outcome=O.CLIENT_ERROR, validate_state=V.INVALID),
-    why="the host reports anything else")
+    "report error", "scheduler", "S0-05 S0-06 S0-08 S2-34 S4-36 S4-43 C15",
+    "the host reports anything else",
+    dict(server_state={S.IN_PROGRESS}),
+    dict(server_state=S.OVER, outcome=O.CLIENT_ERROR, validate_state=V.INVALID))
 LATE_SUCCESS = rule(
-    "report success late", by="scheduler", cites="S0-07 C11",
-    before=dict(server_state={S.OVER}, outcome={O.NO_REPLY}), after=dict(outcome=O.SUCCESS),
-    why="given up, but it came all the same: it counts while it can be compared")
+    "report success late", "scheduler", "S0-07 C11",
+    "given up, but it came all the same: it counts while it can be compared",
+    dict(server_state={S.OVER}, outcome={O.NO_REPLY}), dict(outcome=O.SUCCESS))
 LATE_ERROR = rule(
-    "report error late", by="scheduler", cites="S0-05 S0-06 C11 C15",
-    before=dict(server_state={S.OVER}, outcome={O.NO_REPLY}),
-    after=dict(outcome=O.CLIENT_ERROR, validate_state=V.INVALID),
-    why="given up, and then reported as failed")
+    "report error late", "scheduler", "S0-05 S0-06 C11 C15",
+    "given up, and then reported as failed",
+    dict(server_state={S.OVER}, outcome={O.NO_REPLY}),
+    dict(outcome=O.CLIENT_ERROR, validate_state=V.INVALID))
 DETACH = rule(
-    "host detached", by="scheduler", cites="S4-37 S4-49 C14",
-    before=dict(server_state={S.IN_PROGRESS}),
-    after=dict(server_state=S.OVER, outcome=O.CLIENT_DETACHED),
-    why="the host came back as new and without its tasks")
+    "host detached", "scheduler", "S4-37 S4-49 C14",
+    "the host came back as new and without its tasks",
+    dict(server_state={S.IN_PROGRESS}), dict(server_state=S.OVER, outcome=O.CLIENT_DETACHED))
 
 # Transitioner
 
 TIME_OUT = rule(
-    "time out", by="transitioner", cites="S0-16 S0-17 S2-14 S4-38 C2",
-    before=dict(server_state={S.IN_PROGRESS}),
-    after=dict(server_state=S.OVER, outcome=O.NO_REPLY),
-    why="now > report_deadline")
+    "time out", "transitioner", "S0-16 S0-17 S2-14 S4-38 C2", "now > report_deadline",
+    dict(server_state={S.IN_PROGRESS}), dict(server_state=S.OVER, outcome=O.NO_REPLY))
 TOO_LATE = rule(
-    "too late", by="transitioner", cites="C3",
-    before=dict(outcome={O.SUCCESS}, validate_state={V.INIT}),
-    after=dict(validate_state=V.TOO_LATE),
-    why="the canonical output is deleted already: nothing to compare with")
+    "too late", "transitioner", "C3",
+    "the canonical output is deleted already: nothing to compare with",
+    dict(outcome={O.SUCCESS}, validate_state={V.INIT}), dict(validate_state=V.TOO_LATE))
 NEED_VALIDATE = rule(
-    "ask for validation", by="transitioner", cites="S0-18 S0-19 S4-19 S4-20 C12 C19",
-    before=dict(need_validate={False, True}), after=dict(need_validate=True),
-    why="min_quorum usable results, at least one of them not looked at yet")
+    "ask for validation", "transitioner", "S0-18 S0-19 S4-19 S4-20 C12 C19",
+    "min_quorum usable results, at least one of them not looked at yet",
+    dict(need_validate={False, True}), dict(need_validate=True))
 FAIL_UNSENDABLE = rule(
-    "fail: could not send", by="transitioner", cites="S0-20 S2-15 S4-24",
-    before={}, after=dict(error_mask=E.COULDNT_SEND_RESULT),
-    why="one result could not be sent")
+    "fail: could not send", "transitioner", "S0-20 S2-15 S4-24", "one result could not be sent",
+    {}, dict(error_mask=E.COULDNT_SEND_RESULT))
 FAIL_ERRORS = rule(
-    "fail: too many errors", by="transitioner", cites="S0-21 S2-08 S2-16 S4-25 C6 C7 C18",
-    before={}, after=dict(error_mask=E.TOO_MANY_ERROR_RESULTS),
-    why="more than max_error_results ended in an error")
+    "fail: too many errors", "transitioner", "S0-21 S2-08 S2-16 S4-25 C6 C7 C18",
+    "more than max_error_results ended in an error",
+    {}, dict(error_mask=E.TOO_MANY_ERROR_RESULTS))
 FAIL_TOTAL = rule(
-    "fail: too many results", by="transitioner", cites="S0-23 S2-17 S4-27 C5",
-    before={}, after=dict(error_mask=E.TOO_MANY_TOTAL_RESULTS),
-    why="one more copy is needed and max_total_results were made")
+    "fail: too many results", "transitioner", "S0-23 S2-17 S4-27 C5",
+    "one more copy is needed and max_total_results were made",
+    {}, dict(error_mask=E.TOO_MANY_TOTAL_RESULTS))
 NOT_NEEDED = rule(
-    "not needed: workunit failed", by="transitioner", cites="S0-26 S0-27 S2-18 S4-39 S4-46",
-    before=dict(server_state={S.UNSENT, S.INACTIVE}),
-    after=dict(server_state=S.OVER, outcome=O.DIDNT_NEED),
-    why="the workunit was given up before this copy was sent")
+    "not needed: workunit failed", "transitioner", "S0-26 S0-27 S2-18 S4-39 S4-46",
+    "the workunit was given up before this copy was sent",
+    dict(server_state={S.UNSENT, S.INACTIVE}), dict(server_state=S.OVER, outcome=O.DIDNT_NEED))
 NO_CHECK = rule(
-    "nobody will check", by="transitioner", cites="S4-57",
-    before=dict(outcome={O.SUCCESS}, validate_state={V.INIT, V.INCONCLUSIVE}),
-    after=dict(validate_state=V.NO_CHECK),
-    why="the workunit was given up; its credit shall not show as pending")
+    "nobody will check", "transitioner", "S4-57",
+    "the workunit was given up; its credit shall not show as pending",
+    dict(outcome={O.SUCCESS}, validate_state={V.INIT, V.INCONCLUSIVE}),
+    dict(validate_state=V.NO_CHECK))
 GIVE_UP = rule(
-    "hand over the failure", by="transitioner", cites="S0-28 S2-05 S2-18 S4-15",
-    before=dict(assimilate_state={A.INIT}), after=dict(assimilate_state=A.READY),
-    why="an error bit is set and the application was not told yet")
+    "hand over the failure", "transitioner", "S0-28 S2-05 S2-18 S4-15",
+    "an error bit is set and the application was not told yet",
+    dict(assimilate_state={A.INIT}), dict(assimilate_state=A.READY))
 RESUME = rule(
-    "hand over again", by="transitioner", cites="T5 C23",
-    before=dict(assimilate_state={A.INIT}), after=dict(assimilate_state=A.READY),
-    why="a deferred assimilation: all copies are over and judged now")
+    "hand over again", "transitioner", "T5 C23",
+    "a deferred assimilation: all copies are over and judged now",
+    dict(assimilate_state={A.INIT}), dict(assimilate_state=A.READY))
 FREE_INPUT = rule(
-    "free inputs", by="transitioner", cites="S0-29 S0-30 S2-07 S4-11 S4-32 C17",
-    before=dict(file_delete_state={F.INIT}), after=dict(file_delete_state=F.READY),
-    why="assimilated, all copies over and judged: nobody will ask for the inputs")
+    "free inputs", "transitioner", "S0-29 S0-30 S2-07 S4-11 S4-32 C17",
+    "assimilated, all copies over and judged: nobody will ask for the inputs",
+    dict(file_delete_state={F.INIT}), dict(file_delete_state=F.READY))
 FREE_OUTPUT = rule(
-    "free output", by="transitioner", cites="S0-31 S0-32 S0-33 S4-53 S4-63 C10 C16 C45",
-    before=dict(server_state={S.OVER}, file_delete_state={F.INIT}),
-    after=dict(file_delete_state=F.READY),
-    why="assimilated, and this output is not the canonical one")
+    "free output", "transitioner", "S0-31 S0-32 S0-33 S4-53 S4-63 C10 C16 C45",
+    "assimilated, and this output is not the canonical one",
+    dict(server_state={S.OVER}, file_delete_state={F.INIT}), dict(file_delete_state=F.READY))
 FREE_CANONICAL = rule(
-    "free canonical output", by="transitioner", cites="S4-52 S4-64",
-    before=dict(server_state={S.OVER}, file_delete_state={F.INIT}),
-    after=dict(file_delete_state=F.READY),
-    why="assimilated, all copies over and judged: nothing more to compare with it")
+    "free canonical output", "transitioner", "S4-52 S4-64",
+    "assimilated, all copies over and judged: nothing more to compare with it",
+    dict(server_state={S.OVER}, file_delete_state={F.INIT}), dict(file_delete_state=F.READY))
 
 # Validator
 
 VALID = rule(
-    "valid", by="validator", cites="S0-39 S0-40 S0-44 S2-23 S2-25 S4-55",
-    before=dict(outcome={O.SUCCESS}), after=dict(validate_state=V.VALID),
-    why="agrees with the canonical result; credit is granted")
+    "valid", "validator", "S0-39 S0-40 S0-44 S2-23 S2-25 S4-55",
+    "agrees with the canonical result; credit is granted",
+    dict(outcome={O.SUCCESS}), dict(validate_state=V.VALID))
 INVALID = rule(
-    "invalid", by="validator", cites="S0-40 S0-44 S2-25 S4-56",
-    before=dict(outcome={O.SUCCESS}), after=dict(validate_state=V.INVALID),
-    why="differs from the canonical result")
+    "invalid", "validator", "S0-40 S0-44 S2-25 S4-56", "differs from the canonical result",
+    dict(outcome={O.SUCCESS}), dict(validate_state=V.INVALID))
 INCONCLUSIVE = rule(
-    "inconclusive", by="validator", cites="S4-59",
-    before=dict(outcome={O.SUCCESS}), after=dict(validate_state=V.INCONCLUSIVE),
-    why="compared, but no group of results is large enough yet")
+    "inconclusive", "validator", "S4-59", "compared, but no group of results is large enough yet",
+    dict(outcome={O.SUCCESS}), dict(validate_state=V.INCONCLUSIVE))
 LOOK_AGAIN = rule(
-    "look again", by="validator", cites="V6 C13 C19",
-    before=dict(outcome={O.SUCCESS}, validate_state={V.INIT, V.INCONCLUSIVE}),
-    after=dict(validate_state=V.INIT),
-    why="the others agree, but this output could not be read just now")
+    "look again", "validator", "V6 C13 C19",
+    "the others agree, but this output could not be read just now",
+    dict(outcome={O.SUCCESS}, validate_state={V.INIT, V.INCONCLUSIVE}), dict(validate_state=V.INIT))
 UNREADABLE = rule(
-    "unreadable output", by="validator", cites="S4-48 C15",
-    before=dict(outcome={O.SUCCESS}),
-    after=dict(outcome=O.VALIDATE_ERROR, validate_state=V.INVALID),
-    why="the output is missing or the application cannot read it")
+    "unreadable output", "validator", "S4-48 C15",
+    "the output is missing or the application cannot read it",
+    dict(outcome={O.SUCCESS}), dict(outcome=O.VALIDATE_ERROR, validate_state=V.INVALID))
 CONSENSUS = rule(
-    "consensus", by="validator", cites="S0-43 S0-47 S2-22 S2-26 S4-02 S4-16 C20 S3-37 S3-38",
-    before=dict(assimilate_state={A.INIT}), after=dict(assimilate_state=A.READY),
-    why="enough results agree; one of them is the canonical result")
+    "consensus", "validator", "S0-43 S0-47 S2-22 S2-26 S4-02 S4-16 C20 S3-37 S3-38",
+    "enough results agree; one of them is the canonical result",
+    dict(assimilate_state={A.INIT}), dict(assimilate_state=A.READY))
 LATE_CONSENSUS = rule(
-    "consensus after the end", by="validator", cites="S2-36 S4-16 S4-31",
-    before=dict(assimilate_state={A.READY, A.DONE}), after={},
-    why="as above, but the application was told already and is not told twice")
+    "consensus after the end", "validator", "S2-36 S4-16 S4-31",
+    "as above, but the application was told already and is not told twice",
+    dict(assimilate_state={A.READY, A.DONE}), {})
 NOT_NEEDED_NOW = rule(
-    "not needed: decided", by="validator", cites="S0-48 S2-26 S4-40 S4-47",
-    before=dict(server_state={S.UNSENT, S.INACTIVE}),
-    after=dict(server_state=S.OVER, outcome=O.DIDNT_NEED),
-    why="the canonical result was found before this copy was sent")
+    "not needed: decided", "validator", "S0-48 S2-26 S4-40 S4-47",
+    "the canonical result was found before this copy was sent",
+    dict(server_state={S.UNSENT, S.INACTIVE}), dict(server_state=S.OVER, outcome=O.DIDNT_NEED))
 FAIL_SUCCESSES = rule(
-    "fail: no consensus", by="validator", cites="S0-22 S0-49 S2-09 S4-26 S4-28 C6 C20",
-    before={}, after=dict(error_mask=E.TOO_MANY_SUCCESS_RESULTS),
-    why="more than max_success_results usable results and still no agreement")
+    "fail: no consensus", "validator", "S0-22 S0-49 S2-09 S4-26 S4-28 C6 C20",
+    "more than max_success_results usable results and still no agreement",
+    {}, dict(error_mask=E.TOO_MANY_SUCCESS_RESULTS))
 JUDGED = rule(
-    "judged", by="validator", cites="S0-36 S0-52 S4-22",
-    before=dict(need_validate={False, True}), after=dict(need_validate=False),
-    why="the validator has been here, whatever it found")
+    "judged", "validator", "S0-36 S0-52 S4-22", "the validator has been here, whatever it found",
+    dict(need_validate={False, True}), dict(need_validate=False))
 
 # Assimilator, file deleter, purger, people
 
 FAIL_NO_CANONICAL = rule(
-    "fail: nothing to assimilate", by="assimilator", cites="A1",
-    before={}, after=dict(error_mask=E.NO_CANONICAL_RESULT),
-    why="neither an error nor a canonical result that exists")
+    "fail: nothing to assimilate", "assimilator", "A1",
+    "neither an error nor a canonical result that exists",
+    {}, dict(error_mask=E.NO_CANONICAL_RESULT))
 ASSIMILATED = rule(
-    "assimilated", by="assimilator", cites="S0-54 S2-39 S4-17 C23",
-    before=dict(assimilate_state={A.READY}), after=dict(assimilate_state=A.DONE),
-    why="the application has taken the answer, or the failure")
+    "assimilated", "assimilator", "S0-54 S2-39 S4-17 C23",
+    "the application has taken the answer, or the failure",
+    dict(assimilate_state={A.READY}), dict(assimilate_state=A.DONE))
 DEFERRED = rule(
-    "assimilation deferred", by="assimilator", cites="A2 C23",
-    before=dict(assimilate_state={A.READY}), after=dict(assimilate_state=A.INIT),
-    why="the application wants to be asked again when all copies are in")
+    "assimilation deferred", "assimilator", "A2 C23",
+    "the application wants to be asked again when all copies are in",
+    dict(assimilate_state={A.READY}), dict(assimilate_state=A.INIT))
 DELETED = rule(
-    "files deleted", by="file deleter", cites="S4-12 S4-13 F1 C16",
-    before=dict(file_delete_state={F.READY, F.ERROR}), after=dict(file_delete_state=F.DONE),
-    why="every file is gone; one that was not there counts as deleted")
+    "files deleted", "file deleter", "S4-12 S4-13 F1 C16",
+    "every file is gone; one that was not there counts as deleted",
+    dict(file_delete_state={F.READY, F.ERROR}), dict(file_delete_state=F.DONE))
 NOT_DELETED = rule(
-    "files not deleted", by="file deleter", cites="F2 F3 C16",
-    before=dict(file_delete_state={F.READY, F.ERROR}), after=dict(file_delete_state=F.ERROR),
-    why="the system refused; tried again every hour")
+    "files not deleted", "file deleter", "F2 F3 C16", "the system refused; tried again every hour",
+    dict(file_delete_state={F.READY, F.ERROR}), dict(file_delete_state=F.ERROR))
 PURGE = rule(
-    "purge", by="purger", cites="S4-12 P1 P2 P3",
-    before=dict(file_delete_state={F.DONE}), after={},
-    why="all is done and archived: the rows go")
+    "purge", "purger", "S4-12 P1 P2 P3", "all is done and archived: the rows go",
+    dict(file_delete_state={F.DONE}), {})
 CANCEL = rule(
-    "cancel", by="operator", cites="C9 C42",
-    before={}, after=dict(error_mask=E.CANCELLED),
-    why="the project's owner does not want it any more")
+    "cancel", "operator", "C9 C42", "the project's owner does not want it any more",
+    {}, dict(error_mask=E.CANCELLED))
 
 DEVIATIONS = {  # rule ids that no code carries out, and why
     "S0-38": "C3: the transitioner sets TOO_LATE; the validator is not called",
@@ -858,7 +840,8 @@ class Settings:
     host: str = setting("0.0.0.0", "address to listen on; 127.0.0.1 for this machine only")
     port: int = setting(8080, "port to listen on; 0 takes a free one")
     apps: str = setting("plugins/apps", "application files, or directories of them")
-    plugins: str = setting("status local", "modules of plugins/ to load")
+    plugins: str = setting("python_apps quorum dispatch api status upkeep commands",
+                           "modules of plugins/ to load")
     stock: int = setting(100, "unsent results to keep ready for each application")
     request_delay: float = setting(5, "s a client is asked to wait between requests")
     min_sendwork_interval: float = setting(2, "s between two requests of a host that may get work")
@@ -929,6 +912,12 @@ class Project:
 
 project = Project()
 apps = {}  # name -> Application: what is served
+plugins = []  # the loaded modules of plugins/
+
+
+def plugged(name):
+    """Return what the plugins define under a name, in their order."""
+    return [getattr(plugin, name) for plugin in plugins if hasattr(plugin, name)]
 
 
 def open_project(settings, rng, lock=True):
@@ -969,120 +958,59 @@ def remember(now, text):
 
 # ---- 6. Applications -----------------------------------------------------------
 #
-# An application is one Python file that imports nothing of minigrid and runs on both sides [D6].
-# Its hooks run outside of the writer, with a bound on their time, and a hook that raises costs its
-# own workunit only.
+# What an application is for the core: parameters and hooks that take and give bytes. How one is
+# found, checked and called (a Python file, native programs) is the business of a loader plugin,
+# which bounds the time of its hooks and turns what they raise into a PluginError [D6].
 
-HOOKS = {  # hook -> its parameters; those after "?" are optional
-    "workunit": ("i",),
-    "compute": ("input", "?", "progress", "checkpoint"),
-    "parse": ("output",),
-    "compare": ("a", "b"),
-    "check_set": ("answers",),
-    "assimilate": ("workunit", "answer"),
-}
-PARAMETERS = {  # workunit parameter -> type; constants of the application give defaults
+PARAMETERS = {  # workunit parameter -> type
     "priority": int, "delay_bound": int, "min_quorum": int, "target_nresults": int,
     "max_error_results": int, "max_total_results": int, "max_success_results": int,
     "rsc_fpops_est": float, "rsc_fpops_bound": float, "rsc_memory_bound": float,
     "rsc_disk_bound": float, "credit": float,
 }
-APP_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")  # no dot, no slash: it becomes file names
 FAULTS_MAX = 20  # workunits put off before the whole application is
 
 
 @dataclass
 class Application:
-    """A loaded application file and its rows in the store."""
+    """A loaded application and its rows in the store.
+
+    `hooks`: workunit(i) -> {"input": bytes, parameters} or None: no more; parse(bytes) -> answer,
+    ValueError: unreadable; compare(a, b) -> do two answers agree?; check_set(answers) -> index of
+    the canonical one, or None, and is itself None where the answers are to vote;
+    assimilate(told, bytes or None) -> JSON text to keep, None, or "defer".
+    """
 
     name: str
     path: Path
-    module: ModuleType
     about: str
-    takes: str
-    returns: str
-    defaults: dict
+    hooks: dict
+    parameters: dict  # defaults for its workunits
+    judge: Callable  # the validation policy: (wu, results, application) -> Verdict
     id: int = 0
     versions: dict = field(default_factory=dict)  # platform -> AppVersion
 
-    def hook(self, name):
-        """Return a hook, or None where the application does without."""
-        return getattr(self.module, name, None)
-
-
-def load_app(path):
-    """Load and check one application file.
-
-    Raises PluginError naming file, hook and what was wanted.
-    """
-    path = Path(path)
-    if not APP_NAME.fullmatch(path.stem):
-        raise PluginError(f"{path}: an application's file name must be letters, digits and _")
-    spec = importlib.util.spec_from_file_location(f"minigrid_app_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{path}: {where_raised(error, path)}") from error
-    for name, wanted in HOOKS.items():
-        check_hook(path, module, name, wanted)
-    kinds = {name: getattr(module, name, "json") for name in ("takes", "returns")}
-    for name, kind in kinds.items():
-        if kind not in ("json", "bytes"):
-            raise PluginError(f"{path}: {name} must be 'json' or 'bytes', found {kind!r}")
-    given = {name: getattr(module, name) for name in PARAMETERS if hasattr(module, name)}
-    try:
-        defaults = check_parameters(given)
-    except ValueError as error:
-        raise PluginError(f"{path}: {error}") from None
-    about = getattr(module, "about", "") or (module.__doc__ or "").strip().split("\n")[0]
-    return Application(path.stem, path, module, str(about), **kinds, defaults=defaults)
-
-
-def check_hook(path, module, name, wanted):
-    """Check that a hook is there where it must be and takes what it will be given."""
-    required, optional = wanted, ()
-    if "?" in wanted:
-        required, optional = wanted[:wanted.index("?")], wanted[wanted.index("?") + 1:]
-    signature = f"def {name}({', '.join(required)})"
-    hook = getattr(module, name, None)
-    if hook is None:
-        if name in ("workunit", "compute"):
-            raise PluginError(f"{path}: there is no {name}(); wanted: {signature}")
-        return
-    if not inspect.isfunction(hook):
-        raise PluginError(f"{path}: {name} is not a function; wanted: {signature}")
-    parameters = list(inspect.signature(hook).parameters.values())
-    plain = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    extra = [p.name for p in parameters[len(required):] if p.default is p.empty]
-    if len(plain) < len(required) or not set(extra) <= set(optional):
-        found = f"{name}{inspect.signature(hook)}"
-        more = f", and if you like {' and '.join(optional)}" if optional else ""
-        raise PluginError(f"{path}: {name}() has the wrong parameters; wanted: "
-                          f"{signature}{more}; found: {found}")
-
 
 def check_parameters(given):
-    """Check numbers of a workunit; return them completed. Raises ValueError.
+    """Check the numbers of a workunit and return them completed. Raises ValueError.
 
-    Numbers that could never end a workunit are refused here, by name: no later check would see
-    them but as a workunit that waits for ever.
+    Numbers that could never end a workunit are refused here, by name: later it would only be seen
+    to wait for ever.
     """
+    full = {}
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(f"{name} must be a number, found {value!r}")
-        if PARAMETERS[name] is int and value != int(value):
-            raise ValueError(f"{name} must be a whole number, found {value!r}")
         floor = -2**31 if name == "priority" else 0 if name in ("credit", "max_error_results") else 1
         ceiling = 2**31 - 1 if PARAMETERS[name] is int else 1e30
-        if not floor <= value <= ceiling:
-            raise ValueError(f"{name} must be between {floor} and {ceiling:.10g}, found {value!r}")
-    full = {name: PARAMETERS[name](value) for name, value in given.items()}
-    quorum = full.setdefault("min_quorum", 2)
-    target = full.setdefault("target_nresults", max(quorum, 1))
+        if not floor <= value <= ceiling or PARAMETERS[name] is int and value != int(value):
+            raise ValueError(f"{name} must be a {'whole ' * (PARAMETERS[name] is int)}number "
+                             f"between {floor} and {ceiling:.10g}, found {value!r}")
+        full[name] = PARAMETERS[name](value)
+    target = full.setdefault("target_nresults", full.setdefault("min_quorum", 2))
     full.setdefault("max_success_results", max(6, target + 2))
     full.setdefault("max_total_results", max(10, full["max_success_results"] + 2))
-    full.setdefault("max_error_results", 3)
+    full.setdefault("max_error_results", min(3, full["max_total_results"]))
     for less, more in (("min_quorum", "target_nresults"),
                        ("target_nresults", "max_success_results"),
                        ("max_success_results", "max_total_results"),
@@ -1092,57 +1020,33 @@ def check_parameters(given):
     return full
 
 
-def where_raised(error, path):
-    """Say in one line what went wrong and at which line of the application's file."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    if isinstance(error, SyntaxError):
-        lines = [error.lineno]
-    place = f" (line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {error}{place}"
+def sync_apps(paths, now):
+    """Load applications and enter them into the store; return the faults as texts.
 
-
-class HookThread:
-    """Runs hooks with a bound on their time; a hook that hangs is left behind."""
-
-    def __init__(self):
-        self.tasks = None
-
-    def __call__(self, function, *args):
-        """Return function(*args). Raises what it raises, or TimeoutError after hook_seconds."""
-        if self.tasks is None:
-            self.tasks = queue.SimpleQueue()
-            threading.Thread(target=self._run, args=(self.tasks,), name="hooks", daemon=True).start()
-        future = concurrent.futures.Future()
-        self.tasks.put((future, function, args))
-        seconds = project.settings.hook_seconds
-        try:
-            return future.result(seconds)
-        except concurrent.futures.TimeoutError:
-            if future.done():
-                raise
-            self.tasks = None  # Nobody can stop a thread; the next hook gets a new one.
-            raise TimeoutError(f"no answer within {seconds:g} s") from None
-
-    @staticmethod
-    def _run(tasks):
-        while True:
-            future, function, args = tasks.get()
+    `paths` are files or directories. A file that is not right costs that application only.
+    """
+    faults = []
+    for path in map(Path, paths):
+        found = [(p, file) for p in plugins if hasattr(p, "find") for file in p.find(path)]
+        if not found:
+            faults.append(f"{path}: there is no application here")
+        for loader, file in found:
             try:
-                future.set_result(function(*args))
-            except BaseException as error:
-                future.set_exception(error)
+                application = loader.load(file)
+                project.write(lambda: enter_app(loader, application, now))
+                apps[application.name] = application
+            except (PluginError, OSError) as error:
+                faults.append(str(error))
+    for fault in faults:
+        remember(now, fault)
+    return faults
 
 
-bounded = HookThread()
-
-
-def call(application, name, *args):
-    """Call a hook of an application. Raises PluginError with file, hook and line."""
-    try:
-        return bounded(application.hook(name), *args)
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{application.path}: {name}() failed: "
-                          f"{where_raised(error, application.path)}") from error
+def enter_app(loader, application, now):
+    """Enter an application, and its version if that is new. Runs in the writer."""
+    row, _ = App.get_or_create(name=application.name, defaults={"create_time": now})
+    application.id = row.id
+    loader.enter(application, row, now)
 
 
 def put_off(application, wu_id, now, error):
@@ -1163,45 +1067,6 @@ def working(now):
     for key in [key for key, until in project.put_off.items() if until <= now]:
         del project.put_off[key]
     return {a.id: a for a in apps.values() if (a.name, 0) not in project.put_off}
-
-
-def sync_apps(paths, now):
-    """Load application files and enter them into the store; return the faults as text.
-
-    A file that is not right costs that application only. `paths` are files or directories, of
-    which every *.py without a leading underscore is taken.
-    """
-    faults, found = [], []
-    for path in map(Path, paths):
-        if not path.exists():
-            faults.append(f"{path}: there is no such application file or directory")
-        found += sorted(path.glob("[!_]*.py")) if path.is_dir() else [path] * path.exists()
-    for path in found:
-        try:
-            application = load_app(path)
-            project.write(lambda: enter_app(application, now))
-            apps[application.name] = application
-        except (PluginError, OSError) as error:
-            faults.append(str(error))
-    for fault in faults:
-        remember(now, fault)
-    return faults
-
-
-def enter_app(application, now):
-    """Enter an application and, if its content is new, a new version of it."""
-    row, _ = App.get_or_create(name=application.name, defaults={"create_time": now})
-    content = application.path.read_bytes()
-    sha256 = hashlib.sha256(content).hexdigest()
-    last = (AppVersion.select().where(AppVersion.app == row, AppVersion.platform == "python")
-            .order_by(AppVersion.version_num.desc()).first())
-    if last is None or last.files[0]["sha256"] != sha256:
-        number = last.version_num + 1 if last else 1
-        name = f"{application.name}_{number}_{sha256[:8]}.py"
-        last = AppVersion.create(app=row, create_time=now, platform="python", version_num=number,
-                                 files=[dict(name=name, sha256=sha256, nbytes=len(content), main=True)])
-    store_file("download", last.files[0]["name"], content)
-    application.id, application.versions = row.id, {"python": last}
 
 
 # ---- 7. Work and files ---------------------------------------------------------
@@ -1264,88 +1129,30 @@ def delete_files(folder, files):
 def add_work(application, number, given, now):
     """Make one workunit with its input file and first results; return it [S2-02].
 
-    `given` is what workunit(number) returned. Raises PluginError if it is not right. Runs in the
-    writer. The name is made from the number, so that no crash can make a workunit twice.
+    `given` is what the hook workunit(number) returned. Raises PluginError if its numbers are not
+    right. Runs in the writer. The name is made from the number, so that no crash can make a
+    workunit twice.
     """
-    where = f"{application.path}: workunit({number})"
-    if not isinstance(given, dict) or "input" not in given:
-        raise PluginError(f"{where} must return a dict with 'input', or None; found {given!r:.80}")
-    unknown = sorted(set(given) - set(PARAMETERS) - {"input"})
-    if unknown:
-        raise PluginError(f"{where}: unknown {', '.join(map(repr, unknown))}; known are 'input', "
-                          f"{', '.join(PARAMETERS)}")
+    given = {**application.parameters, **given}
+    content = given.pop("input")
+    unknown = sorted(set(given) - set(PARAMETERS))
     try:
-        content = encode(given["input"], application.takes)
-        parameters = {k: v for k, v in given.items() if k != "input"}
-        # Defaults that were derived give way to what the workunit says.
-        numbers = check_parameters({**application.defaults, **parameters})
-    except (ValueError, TypeError) as error:
-        raise PluginError(f"{where}: {error}") from None
+        if unknown:
+            raise ValueError(f"unknown {', '.join(map(repr, unknown))}; known are 'input', "
+                             f"{', '.join(map(repr, PARAMETERS))}")
+        numbers = check_parameters(given)
+    except ValueError as error:
+        raise PluginError(f"{application.path}: workunit({number}): {error}") from None
     credit = numbers.pop("credit", numbers.get("rsc_fpops_est", 1e9) / 1e8)
     name = f"{application.name}_{number}"
-    input_file = dict(name=f"{name}_in", sha256=hashlib.sha256(content).hexdigest(),
-                      nbytes=len(content))
-    store_file("download", input_file["name"], content)
+    store_file("download", f"{name}_in", content)
+    file = dict(name=f"{name}_in", sha256=hashlib.sha256(content).hexdigest(), nbytes=len(content))
     wu = Workunit(app=application.id, name=name, number=number, create_time=now, mod_time=now,
-                  input_files=[input_file], transition_time=now,  # [S0-01]
+                  input_files=[file], transition_time=now,  # [S0-01]
                   canonical_credit=min(credit, project.settings.max_granted_credit), **numbers)
     wu.save(force_insert=True)
     save_all(transition(wu, [], now) + [wu])  # Its first copies at once: no pass need come by.
     return wu
-
-
-def encode(value, kind):
-    """Write an input or output value as the bytes of its file. Raises ValueError, TypeError."""
-    if kind == "bytes":
-        if not isinstance(value, (bytes, bytearray)):
-            raise TypeError(f"must be bytes, as 'takes' or 'returns' says; found {value!r:.60}")
-        return bytes(value)
-    return canonical_json(value).encode()
-
-
-def decode(content, kind):
-    """Read what encode() wrote. Raises ValueError."""
-    return content if kind == "bytes" else json.loads(content, parse_constant=no_constant)
-
-
-def no_constant(text):
-    """Refuse NaN and Infinity, which are not JSON and compare as nothing should."""
-    raise ValueError(f"{text} is not JSON")
-
-
-def register(now, nickname="", email_addr="", password=""):
-    """Make a user by nickname alone, or an account; return the user.
-
-    An account that exists is returned if the password is right. Raises ClientError. Runs in the
-    writer.
-    """
-    nickname = " ".join(str(nickname).split())[:60] or "anonymous"
-    if not email_addr:
-        return User.create(create_time=now, name=nickname, authenticator=new_key())
-    email_addr = str(email_addr).strip().lower()
-    if not re.fullmatch(r"[^@\s]{1,100}@[^@\s]{1,100}", email_addr):
-        raise ClientError("that is not an e-mail address")
-    if len(str(password)) < 6:
-        raise ClientError("the password must have at least 6 characters")
-    proof = hashlib.md5((str(password) + email_addr).encode()).hexdigest()  # BOINC's passwd_hash
-    user = User.get_or_none(email_addr=email_addr)
-    if user is None:
-        salt = f"{project.rng.getrandbits(64):016x}"
-        return User.create(create_time=now, name=nickname, email_addr=email_addr,
-                           authenticator=new_key(), passwd_hash=hash_password(proof, salt))
-    if hash_password(proof, user.passwd_hash[:16]) != user.passwd_hash:
-        raise ClientError("there is an account with this address, and the password is wrong", 403)
-    return user
-
-
-def hash_password(proof, salt):
-    """Hash slowly what proves a password, so that a stolen store does not give it away."""
-    return salt + hashlib.scrypt(proof.encode(), salt=salt.encode(), n=4096, r=8, p=1).hex()
-
-
-def new_key():
-    """Draw an account key."""
-    return f"{project.rng.getrandbits(128):032x}"
 
 
 # ---- 8. Scheduler --------------------------------------------------------------
@@ -1460,7 +1267,7 @@ def schedule(request, now):
             reply.request_delay = max(reply.request_delay, wait)
         else:
             host.work_time = now
-            give_work(request, reply, host, versions, len(held), changed, now)
+            plugged("give_work")[-1](request, reply, host, versions, len(held), changed, now)
     host.rpc_time = now
     save_all(changed + list(versions.values()))
     return reply
@@ -1624,93 +1431,6 @@ def assignment(r, wu, application):
         rsc_disk_bound=wu.rsc_disk_bound)
 
 
-def give_work(request, reply, host, versions, n_held, changed, now):
-    """Hand out unsent results, by priority, then age, and say why where there are none [D8].
-
-    No queue in memory is needed: the partial index of unsent results is one, and inside the one
-    writer it can never be stale [S2-29].
-    """
-    settings, reasons = project.settings, Counter()
-    ncpus = min(max(host.p_ncpus, 1), 128)
-    room = min(settings.max_wus_to_send * ncpus, settings.max_wus_in_progress * ncpus - n_held
-               - len(reply.assignments))
-    wanted = max(min(request.cpu_req_instances, ncpus), 1)
-    seconds, taken, passed_over = 0.0, set(), []
-    if room <= 0:
-        reasons[f"you hold {n_held} tasks, the limit here"] += 1
-    usable = {a.id: a for a in working(now).values() if set(a.versions) & set(request.platforms)}
-    for r in unsent_for(host, usable) if room > 0 else ():
-        wu, application = r.workunit, usable[r.app_id]
-        if wu.id in taken:
-            continue  # The other copy is for another host.
-        version = next(v for p, v in application.versions.items() if p in request.platforms)
-        quota = versions.get(version.id) or HostAppVersion(
-            host=host.id, app_version=version.id, max_jobs_per_day=settings.daily_result_quota)
-        runtime = estimated_runtime(wu, host, quota)
-        reason = infeasible(wu, host, request.estimated_delay + seconds / ncpus, runtime)
-        if reason:
-            reasons[f"{application.name}: {reason}"] += 1
-            passed_over.append((r, reason))
-            continue
-        if not within_quota(quota, ncpus, now):
-            reasons[f"{application.name}: you have had today's {quota.n_jobs_today} tasks; "
-                    f"the number shrinks with errors and grows with good results"] += 1
-            continue
-        send(r, wu, host, version, now)
-        quota.n_jobs_today += 1
-        versions[version.id] = quota
-        changed += [r, wu]
-        reply.assignments.append(assignment(r, wu, application))
-        taken.add(wu.id)
-        seconds += runtime
-        if len(taken) >= room or (len(taken) >= wanted and seconds >= request.work_req_seconds):
-            break
-    refuse(passed_over, host, changed, now)
-    if not reply.assignments:
-        why = "; ".join(f"{n} times: {text}" if n > 1 else text for text, n in reasons.most_common(5))
-        host.why_no_work = why or why_nothing(host, usable)
-        say_to(reply, f"no work sent: {host.why_no_work}")
-    elif host.why_no_work:
-        host.why_no_work = ""
-
-
-def unsent_for(host, usable):
-    """Walk through the unsent results a host may get: no two copies of a workunit to one host."""
-    mine = Result.alias()
-    twin = mine.user == host.user_id if project.settings.one_result_per_user_per_wu \
-        else mine.host == host.id
-    return (Result.select(Result, Workunit).join(Workunit)
-            .where(UNSENT, Result.app.in_(list(usable)),
-                   ~fn.EXISTS(mine.select(SQL("1")).where(mine.workunit == Result.workunit, twin)))
-            .order_by(Result.priority.desc(), Result.id).limit(1000).iterator())
-
-
-def estimated_runtime(wu, host, quota):
-    """Estimate how many seconds a host takes, from what it took before or its benchmark."""
-    pace = quota.et_avg if quota.et_n and quota.et_avg else 1 / max(host.p_fpops, 1e6)
-    return wu.rsc_fpops_est * pace
-
-
-def infeasible(wu, host, delay, runtime):
-    """Say why a host cannot do a workunit; empty if it can. `delay`, `runtime` in s."""
-    if host.m_nbytes and wu.rsc_memory_bound > host.m_nbytes:
-        return f"needs {wu.rsc_memory_bound / 1e9:.3g} GB of memory, you have {host.m_nbytes / 1e9:.3g}"
-    if host.d_free and wu.rsc_disk_bound > host.d_free:
-        return f"needs {wu.rsc_disk_bound / 1e9:.3g} GB of disk, you have {host.d_free / 1e9:.3g} free"
-    available = min(max(host.on_frac, 0.01), 1) * min(max(host.active_frac, 0.01), 1)
-    days = (delay + runtime) / available / 86400
-    if days * 86400 > wu.delay_bound:
-        return f"would take you {days:.3g} days, the deadline is in {wu.delay_bound / 86400:.3g}"
-    return ""
-
-
-def within_quota(quota, ncpus, now):
-    """Say whether a host may get one more task of a version today; starts a new day's count."""
-    if quota.quota_day != now // 86400:
-        quota.quota_day, quota.n_jobs_today = now // 86400, 0
-    return quota.n_jobs_today < quota.max_jobs_per_day * ncpus
-
-
 def send(r, wu, host, version, now):
     """Give a result to a host [S0-03 S0-04 S2-27..S2-29 S4-05 S4-33 S4-35 C22]."""
     fire(SEND, r)
@@ -1718,31 +1438,6 @@ def send(r, wu, host, version, now):
     r.sent_time = now
     r.report_deadline = now + wu.delay_bound + project.settings.report_grace_period
     wu.transition_time = min(wu.transition_time, r.report_deadline)
-
-
-def refuse(passed_over, host, changed, now):
-    """Count that a host was too small for these results; too many refusals end one [S0-10..S0-13].
-
-    One host counts once an hour: a moment's trouble on one computer must not end a workunit.
-    """
-    for r, reason in passed_over:
-        refusals = r.refusals or []
-        if any(hostid == host.id and now - at < 3600 for at, hostid, _ in refusals):
-            continue
-        r.refusals = refusals + [[now, host.id, reason]]
-        if len(r.refusals) >= project.settings.infeasible_max:
-            fire(COULDNT_SEND, r)
-            r.workunit.transition_time = now  # [S0-12]
-        changed += [r, r.workunit]
-
-
-def why_nothing(host, usable):
-    """Explain an empty hand to a host that was refused nothing in particular [D-04]."""
-    if not usable:
-        return "no application here runs on your computer"
-    if Result.select().where(UNSENT, Result.app.in_(list(usable))).exists():
-        return "what is left waits for other computers: you have a copy of each already"
-    return "there is none at the moment; it comes when others have reported or more is made"
 
 
 # ---- 9. Transitioner -----------------------------------------------------------
@@ -1910,26 +1605,6 @@ class Verdict:
     canonical: int = 0  # found now; 0 = none
 
 
-def judge(wu, results, application):
-    """Let the application read and compare the outputs of a workunit; return a Verdict.
-
-    Reads files, changes nothing. ValueError from parse() means unreadable, from compare() no
-    match; OSError from either means that it may work later. Raises whatever else the hooks raise.
-    """
-    canonical = next((r for r in results if r.id == wu.canonical_resultid), None)
-    chosen = candidates(results, bool(canonical))
-    verdict, answers = Verdict(seen={r.id for r in chosen}), {}
-    if not canonical and len(chosen) < wu.min_quorum:
-        return verdict
-    for r in chosen:
-        read_answer(r, application, answers, verdict)
-    if canonical:
-        compare_stragglers(canonical, application, answers, verdict)
-    elif len(answers) >= wu.min_quorum:
-        find_consensus(wu, application, answers, verdict)
-    return verdict
-
-
 def candidates(results, decided):
     """Return the results a validator looks at: stragglers, or all that may form a consensus.
 
@@ -1937,87 +1612,6 @@ def candidates(results, decided):
     """
     states = {V.INIT, V.INCONCLUSIVE} if decided else {V.INIT, V.INCONCLUSIVE, V.VALID}
     return [r for r in results if is_usable(r) and r.validate_state in states]
-
-
-def read_answer(r, application, answers, verdict):
-    """Read and parse one output into `answers`, or note in the verdict why not [S4-48]."""
-    path = file_path("upload", output_files(r)[0]["name"])
-    try:
-        value = decode(path.read_bytes(), application.returns)
-        parse = application.hook("parse")
-        answers[r.id] = parse(value) if parse else value
-    except (ValueError, RecursionError):
-        verdict.unreadable.add(r.id)
-    except FileNotFoundError:  # Reported as uploaded, and is not here [WIRE 17.7, D13].
-        (verdict.unreadable if path.parent.exists() else verdict.unsure).add(r.id)
-    except OSError:
-        verdict.unsure.add(r.id)
-
-
-def agree(application, a, b):
-    """Compare two parsed outputs [S2-21 S2-23 S2-24]; True, False, or None: ask again later."""
-    compare = application.hook("compare")
-    try:
-        if compare:
-            return bool(compare(a, b))
-        return a == b if application.returns == "bytes" else canonical_json(a) == canonical_json(b)
-    except ValueError:
-        return False
-    except OSError:
-        return None
-
-
-def compare_stragglers(canonical, application, answers, verdict):
-    """Compare late results with the canonical one [S0-37 S0-39 S2-25].
-
-    If its output cannot be read, that is not the stragglers' fault: they wait [V9].
-    """
-    probe = Verdict()
-    read_answer(canonical, application, base := {}, probe)
-    for rid in sorted(answers):
-        match = agree(application, answers[rid], base[canonical.id]) if base else None
-        if match is None:  # The first that must wait ends this look [V15].
-            verdict.unsure.update(r for r in answers if r >= rid)
-            break
-        if match:
-            verdict.matching.add(rid)
-    if verdict.unsure:
-        first = min(verdict.unsure)
-        verdict.unreadable -= {r for r in verdict.unreadable if r > first}
-        verdict.matching -= {r for r in verdict.matching if r > first}
-        verdict.unsure |= {r for r in verdict.seen if r > first}
-
-
-def find_consensus(wu, application, answers, verdict):
-    """Find the largest group of agreeing answers, if it is large enough [C20 S3-37 S3-38].
-
-    The group of an answer is all that match it [V10]. With two largest groups that contradict
-    each other nobody wins, and one more copy is asked for; a project with quorum 1 asked for one
-    answer and takes the first [V2].
-    """
-    check_set = application.hook("check_set")
-    if check_set:  # Replaces the vote [S2-21 S2-22].
-        order = sorted(answers)
-        index = check_set([answers[rid] for rid in order])
-        groups = {} if index is None else {order[index]: order}
-    else:
-        groups = answers
-    found = {}
-    for rid in sorted(groups):
-        found[rid] = {rid}
-        for other in sorted(answers):
-            match = other == rid or agree(application, answers[rid], answers[other])
-            if match is None:  # A vote without one voice would be another vote: wait.
-                verdict.unsure |= {rid, other}
-                return
-            if match:
-                found[rid].add(other)
-    size = max(map(len, found.values()), default=0)
-    best = [rid for rid in sorted(found) if len(found[rid]) == size]
-    rivals = [rid for rid in best if rid not in found[best[0]]] if best else []
-    enough = check_set or size >= wu.min_quorum // 2 + 1
-    if best and enough and (not rivals or wu.min_quorum == 1):
-        verdict.canonical, verdict.matching = best[0], found[best[0]]
 
 
 def validate(wu, results, verdict, hosts, now):
@@ -2185,22 +1779,21 @@ def generator(now):
     """
     made = 0
     for application in working(now).values():
-        unsent = Result.select().where(UNSENT, Result.app == application.id).count()
-        while unsent < project.settings.stock and made < CHUNK * CHUNKS_MAX:
+        given, batch = True, True
+        for _ in range(CHUNKS_MAX):
+            unsent = Result.select().where(UNSENT, Result.app == application.id).count()
             number, batch = App.get_by_id(application.id).next_number, []
             try:
-                while unsent < project.settings.stock and len(batch) < CHUNK:
-                    given = call(application, "workunit", number + len(batch))
+                while unsent + len(batch) < project.settings.stock and len(batch) < CHUNK:
+                    given = application.hooks["workunit"](number + len(batch))
                     if given is None:
                         break
                     batch.append(given)
-                    unsent += given.get("target_nresults", 2) if isinstance(given, dict) else 2
-                if batch:
-                    made += project.write(lambda: generate(application, number, batch, now))
+                made += project.write(lambda: generate(application, number, batch, now))
             except PluginError as error:
                 put_off(application, 0, now, error)
                 break
-            if given is None:
+            if given is None or not batch:
                 break
     return made
 
@@ -2209,7 +1802,8 @@ def generate(application, number, batch, now):
     """Make the workunits of a batch and count on, together. Runs in the writer."""
     for k, given in enumerate(batch):
         add_work(application, number + k, given, now)
-    App.update(next_number=number + len(batch)).where(App.id == application.id).execute()
+    if batch:
+        App.update(next_number=number + len(batch)).where(App.id == application.id).execute()
     return len(batch)
 
 
@@ -2232,11 +1826,9 @@ def validator(now):
             application = working(now).get(wu.app_id)
             try:
                 if application:
-                    verdicts[wu.id] = bounded(judge, wu, results, application)
-            except (Exception, SystemExit) as error:
-                put_off(application, wu.id, now,
-                        f"{application.path}: cannot compare the results of {wu.name}: "
-                        f"{where_raised(error, application.path)}")
+                    verdicts[wu.id] = application.judge(wu, results, application)
+            except Exception as error:
+                put_off(application, wu.id, now, f"{wu.name}: cannot be judged: {error}")
         done += project.write(lambda: settle_all(verdicts, now))
     return done
 
@@ -2288,38 +1880,20 @@ def assimilator(now):
 def assimilate(wu, results, application):
     """Call the application's handler; return what it wants to keep, "defer" for later.
 
-    Raises PluginError. The handler must cope with an answer and an error together [S2-05 S2-06
-    S2-36]: it gets both.
+    Raises PluginError, OSError. The handler gets an answer and an error together where there are
+    both, and must cope [S2-05 S2-06 S2-36].
     """
     canonical = next((r for r in results if r.id == wu.canonical_resultid), None)
-    answer = None
-    if canonical:
-        content = file_path("upload", output_files(canonical)[0]["name"]).read_bytes()
-        try:
-            answer = decode(content, application.returns)
-        except ValueError:
-            pass  # Its own parse() may accept what is no JSON; it must then cope with None here.
-        if application.hook("parse"):
-            answer = call(application, "parse", answer)
     errors = [bit.name for bit in ErrorMask if bit and wu.error_mask & bit]
     if not canonical and not errors:
         errors = [E.NO_CANONICAL_RESULT.name]
-    path = file_path("download", wu.input_files[0]["name"]) if wu.input_files else None
-    given = decode(path.read_bytes(), application.takes) if path and path.exists() else None
-    told = SimpleNamespace(name=wu.name, number=wu.number, app=application.name, input=given,
-                           errors=errors, folder=(project.data / "results").resolve())
-    if application.hook("assimilate"):
-        answer = call(application, "assimilate", told, answer)
-    if answer == "defer" or answer is None and not errors:
-        return answer
-    try:
-        line = dict(workunit=wu.name, number=wu.number, errors=errors, answer=answer)
-        return canonical_json(line) + "\n"
-    except (TypeError, ValueError):
-        if application.returns == "bytes" and isinstance(answer, bytes):
-            return canonical_json({**line, "answer": answer.hex()}) + "\n"
-        raise PluginError(f"{application.path}: assimilate() must return a JSON value, or None; "
-                          f"found {answer!r:.80}") from None
+    told = SimpleNamespace(name=wu.name, number=wu.number, app=application.name, errors=errors,
+                           folder=(project.data / "results").resolve(), input=None)
+    for file in wu.input_files[:1]:
+        with contextlib.suppress(OSError):
+            told.input = file_path("download", file["name"]).read_bytes()
+    content = canonical and file_path("upload", output_files(canonical)[0]["name"]).read_bytes()
+    return application.hooks["assimilate"](told, content)
 
 
 def keep(kept, now):
@@ -2333,7 +1907,7 @@ def keep(kept, now):
         fire(DEFERRED if text == "defer" else ASSIMILATED, wu)
         wu.transition_time = now  # [S0-55]
         if text and text != "defer":
-            lines[wu.app_id] += text
+            lines[wu.app_id] += text + "\n"
 
     done = change(list(kept), lambda wu: wu.assimilate_state == A.READY, finish, now)
     for app_id, text in lines.items():
@@ -2453,3 +2027,152 @@ def cancel(ids, now):
 
     return change(ids, lambda wu: not wu.error_mask & E.CANCELLED
                   and wu.assimilate_state == A.INIT, stop, now)
+
+
+# ---- 12. HTTP ------------------------------------------------------------------
+#
+# A route parses, calls one function, serialises; routes are the business of plugins. Here is what
+# is common to all of them: errors become one plain sentence, whoever asks and whatever went wrong.
+
+
+def make_app(clock):
+    """Return the Bottle application with the routes of all plugins; `clock()` gives `now`."""
+    app = bottle.Bottle()
+    app.install(answer_errors)
+    app.default_error_handler = lambda error: http_error(error.status_code, error.body).body
+    for routes in plugged("routes"):
+        routes(app, clock)
+    return app
+
+
+def answer_errors(route):
+    """Turn what a route raises into an answer that says whose fault it is [DESIGN 5]."""
+    @functools.wraps(route)
+    def answer(*args, **kwargs):
+        project.counts["requests"] += 1
+        try:
+            return route(*args, **kwargs)
+        except ClientError as error:
+            project.counts["refused requests"] += 1
+            return http_error(error.status, str(error), **error.details)
+        except StoreError as error:
+            return http_error(503, f"{error}; your work is not lost, try again later")
+        except bottle.HTTPResponse:
+            raise
+        except Exception:
+            log.exception("%s %s", bottle.request.method, bottle.request.path)
+            project.counts["server errors"] += 1
+            return http_error(500, "the server has a problem on its side; try again later")
+    return answer
+
+
+def http_error(status, text, **details):
+    """Answer with {"error": text} as JSON."""
+    body = json.dumps({"error": str(text), **details})
+    return bottle.HTTPResponse(body, status, Content_Type="application/json")
+
+
+def base_url():
+    """Return how the asking client sees this server: addresses may change [D5, boinc#5946]."""
+    url = bottle.request.urlparts
+    return f"{url.scheme}://{url.netloc}" if re.fullmatch(r"[\w.:\[\]-]{1,255}", url.netloc) else ""
+
+
+# ---- 13. Process and command line ----------------------------------------------
+
+
+def wall_clock():
+    """Read the only clock there is, in whole seconds UTC."""
+    return int(time.time())
+
+
+def load_plugins(names):
+    """Load the modules of plugins/ that a project uses. Raises PluginError.
+
+    A plugin is a module with some of: routes(app, clock), commands(subparsers), daily(now),
+    find/load/enter for applications, VALIDATION, give_work.
+    """
+    here = Path(__file__).resolve().parent
+    folders = [f for f in (here / "plugins", here / "minigrid_plugins") if f.is_dir()]
+    for name in names:
+        found = [path for folder in folders for path in (
+            folder / f"{name}.py", folder / name / "__init__.py") if path.exists()]
+        if not re.fullmatch(r"\w+", name) or not found:
+            raise PluginError(f"there is no plugin '{name}' in plugins/")
+        spec = importlib.util.spec_from_file_location(f"minigrid_plugin_{name}", found[0])
+        plugin = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = plugin  # where its dataclasses look for it
+        spec.loader.exec_module(plugin)
+        plugins.append(plugin)
+
+
+@contextlib.contextmanager
+def running(settings, paths, clock=wall_clock):
+    """Run a server: store, writer, job loop, HTTP; yield its address, and stop it cleanly.
+
+    Raises StoreError or ClientError if it cannot start.
+    """
+    open_project(settings, random.SystemRandom())
+    server = jobs = None
+    try:
+        project.write.start()
+        sync_apps(paths, clock())
+        try:
+            server = waitress.create_server(
+                make_app(clock), host=settings.host, port=settings.port, threads=8, ident=None,
+                connection_limit=1000, channel_timeout=120, outbuf_overflow=1 << 20,
+                max_request_body_size=settings.upload_bytes_max, clear_untrusted_proxy_headers=True)
+        except OSError as error:
+            raise ClientError(f"cannot listen on {settings.host} port {settings.port}: "
+                              f"{error.strerror}; try another with --port") from None
+        port = getattr(server, "effective_port", settings.port)
+        note = {"pid": os.getpid(), "url": f"http://127.0.0.1:{port}"}
+        (project.data / "server.json").write_text(json.dumps(note))
+        threading.Thread(target=server.run, name="http", daemon=True).start()
+        jobs = BackgroundScheduler(timezone="UTC", executors={"default": ThreadPoolExecutor(1)})
+        common = dict(coalesce=True, max_instances=1, misfire_grace_time=None)  # [D7]
+        jobs.add_job(lambda: run_pass(clock()), "interval", seconds=1, **common)
+        jobs.add_job(lambda: daily(clock()), "interval", days=1, **common)
+        jobs.start()
+        yield note["url"]
+    finally:
+        if server:
+            server.close()
+            server.task_dispatcher.shutdown(cancel_pending=False, timeout=5)
+        if jobs:
+            jobs.shutdown(wait=True)
+        close_project()
+
+
+def daily(now):
+    """Run what the plugins do once a day; one that fails does not stop the others."""
+    for work in plugged("daily"):
+        try:
+            work(now)
+        except Exception as error:
+            log.exception("daily work failed")
+            remember(now, f"{work.__module__}: {error}")
+
+
+def main(arguments=None):
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="minigrid", description=__doc__.split("\n")[0])
+    parser.add_argument("--version", action="version", version=f"minigrid {__version__}")
+    try:
+        settings = read_settings("setup.cfg")
+        load_plugins(settings.plugins.split())
+        commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+        for add in plugged("commands"):
+            add(commands)
+        options = parser.parse_args(arguments)
+        return options.run(options) or 0
+    except (ClientError, PluginError, StoreError) as error:
+        print(f"minigrid: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.modules["minigrid"] = sys.modules["__main__"]  # or plugins would import a second copy
+    sys.exit(main())
