@@ -70,7 +70,7 @@ __all__ = [
     "PARAMETERS", "Application", "apps", "plugins", "plugged", "check_parameters", "sync_apps", "working",
     "file_path", "store_file", "settle", "output_files", "add_work",
     "Request", "Report", "Reply", "Assignment", "schedule", "say_to", "assignment", "send",
-    "COULDNT_SEND", "transition", "Verdict", "candidates", "validate", "load", "cancel",
+    "COULDNT_SEND", "HOST_FIELDS", "log", "transition", "Verdict", "candidates", "validate", "load", "cancel",
     "STAGES", "run_pass", "make_app", "base_url", "wall_clock", "load_plugins", "running", "main",
 ]
 

@@ -261,6 +261,7 @@ SETTLE_SECONDS = 0.5  # a request for work waits this long for an upload that is
 REPORT_BYTES_MAX = 256 * 1024  # stderr in one request; what does not fit goes with the next
 STDERR_BYTES = 64 * 1024  # the tail of a failed job's stderr is kept
 RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)")  # devices on Windows
+SLOT_NAMES = {"job.json", "output", "done.json", "stderr.txt", "progress.txt", "checkpoint.json"}
 
 
 @dataclass
@@ -494,11 +495,15 @@ def parse_assignment(data, base):
         files = [parse_file(f, base) for f in data["files"]]
         if [f["main"] for f in files].count(True) != 1:
             raise ValueError("not exactly one main file")
+        input = parse_file(data["input"], base)
+        names = [f["name"].lower() for f in files + [input]]
+        if len(set(names)) < len(names) or SLOT_NAMES & set(names):
+            raise ValueError("two files of one name, or a name that the client itself uses")
         return Job(
             name=safe_name(data["name"]), workunit=safe_name(data["workunit"]),
             app=plain(data["app"], 80), about=plain(data.get("about"), 300),
             app_version=int(number(data.get("app_version"), 0, 2 ** 63, 0)),
-            files=files, input=parse_file(data["input"], base),
+            files=files, input=input,
             output={"name": safe_name(data["output"]["name"]),
                     "url": web_address(base, data["output"]["url"]),
                     "nbytes_max": number(data["output"].get("nbytes_max"), 0, 1e15, 1e8)},
@@ -653,11 +658,11 @@ class Transport:
         total, auth = path.stat().st_size, {"Authorization": "Bearer " + authenticator}
         headers = dict(auth, **{"X-Sha256": sha256_of(path),
                                 "Content-Type": "application/octet-stream"})
-        at = self._uploaded(url, auth) if resume or total > PIECE_BYTES else 0
-        moved_back = 0
+        reply = self._uploaded(url, auth) if resume or total > PIECE_BYTES else {}
+        stuck = 0
         with open(path, "rb") as f:
-            while True:
-                at = at if 0 <= at <= total else 0
+            while reply.get("complete") is not True:
+                at = int(number(reply.get("nbytes"), 0, total, 0))
                 f.seek(at)
                 data = f.read(PIECE_BYTES)
                 span = "%d-%d" % (at, at + len(data) - 1) if data else "*"
@@ -665,24 +670,21 @@ class Transport:
                 try:
                     reply = self._json("PUT", url, data, headers)
                 except TransportError as e:
-                    if e.status != 409 or not hasattr(e, "nbytes"):
+                    if e.status != 409:
                         raise
-                    reply = {"nbytes": e.nbytes}  # The server's copy ends elsewhere: go on there.
-                if reply.get("complete") is True:
-                    return
-                moved_back += number(reply.get("nbytes"), 0, total, 0) <= at
-                if moved_back > 3:
+                    reply = self._uploaded(url, auth)  # Its copy ends elsewhere: go on there.
+                stuck += number(reply.get("nbytes"), 0, total, 0) <= at
+                if stuck > 3:
                     raise TransportError(500, "it does not take the upload")
-                at = int(number(reply.get("nbytes"), 0, total, 0))
 
     def _uploaded(self, url, headers):
-        """How many bytes of an upload the server has. It may not know the name before the first
+        """Ask how much of an upload the server has. It may not know the name before the first
         byte, so a refusal here says nothing: let the upload itself find out."""
         try:
-            return int(number(self._json("GET", url, None, headers).get("nbytes"), 0, 1e15, 0))
+            return self._json("GET", url, None, headers)
         except TransportError as e:
             if e.status in (403, 404):
-                return 0
+                return {}
             raise
 
 
@@ -692,12 +694,9 @@ def refusal(response):
         body = json.loads(response.read(1 << 20))
     except (OSError, ValueError, http.client.HTTPException):
         body = None
-    body = body if isinstance(body, dict) else {}
-    error = TransportError(response.code, plain(body.get("error"))
-                           or "HTTP %d %s" % (response.code, plain(response.reason, 80)))
-    if number(body.get("nbytes"), 0, 1e15, None) is not None:
-        error.nbytes = body["nbytes"]
-    return error
+    text = plain(body.get("error")) if isinstance(body, dict) else ""
+    return TransportError(response.code, text or "HTTP %d %s"
+                          % (response.code, plain(response.reason, 80)))
 
 
 # ---- 5. Harness --------------------------------------------------------------
@@ -1120,7 +1119,7 @@ class Client:
         self.dirty, self.urgent, self.save_time = True, True, 0.0
         for name in ("files", "partial", "outputs", "slots"):
             (directory / name).mkdir(parents=True, exist_ok=True)
-        (directory / "harness.py").write_text(HARNESS, encoding="utf-8")
+        write_safely(directory / "harness.py", HARNESS.encode())
         self.state = load_state(directory) or State(Project(url))
         self.project = self.state.project
         self.state.host_cpid = self.state.host_cpid or secrets.token_hex(16)
@@ -1138,7 +1137,7 @@ class Client:
         self._hear()
         for task in list(self.tasks.values()):
             task.look(now)
-        if self.wanted_left() <= 0:
+        if not self.wanted_left():
             self._give_back()
         if not self.leaving:
             self._start_transfers()
@@ -1189,9 +1188,10 @@ class Client:
         """How many more finished jobs --max-jobs allows."""
         if not self.options.max_jobs:
             return math.inf
-        over = sum(job.over and job.client_state != C.ABORTED for job in self.project.jobs)
-        return (self.options.max_jobs - over
-                - (self.project.n_reported - self.n_reported_before))
+        done = self.project.n_reported - self.n_reported_before
+        done += sum(not job.to_compute and job.client_state != C.ABORTED
+                    for job in self.project.jobs)
+        return max(0, self.options.max_jobs - done)
 
     def finished(self):
         """Is there nothing left that this run was started for?"""
@@ -1202,7 +1202,7 @@ class Client:
         if self.options.once and not self.fetched and self.project.n_empty >= ONCE_TRIES:
             self.voice.warn("the server has no work for this computer")
             return True
-        return self.wanted_left() <= 0 or (self.options.once and self.fetched)
+        return not self.wanted_left() or (self.options.once and self.fetched)
 
     def leave(self, clock, seconds=5.0):
         """End cleanly: jobs stop (they go on from their checkpoints at the next start), what is
@@ -1257,7 +1257,7 @@ class Client:
         if self.options.once and self.fetched:
             limits.room = 0
         elif self.options.max_jobs:
-            limits.room = self.wanted_left() - sum(not job.over for job in project.jobs)
+            limits.room = self.wanted_left() - sum(job.to_compute for job in project.jobs)
         request = next_request(project, limits, now)
         if request is None:
             return
@@ -1512,7 +1512,7 @@ class Client:
 
     def _start_tasks(self):
         for job in by_deadline(self.project.jobs):
-            if len(self.tasks) >= self.options.n_cpus:
+            if len(self.tasks) >= min(self.options.n_cpus, self.wanted_left()):
                 return
             if job.client_state == C.READY and not job.over and job.name not in self.tasks:
                 self._start_task(job)
@@ -1532,7 +1532,7 @@ class Client:
             # Damaged or deleted since it was checked: fetch it again.
             self.checked -= {(f["name"], f["sha256"]) for f in job.downloads}
             job.client_state = C.NEW
-            self.voice.warn("%s: a file on this computer was damaged (%s)" % (job.name, e))
+            self._failed_transfer(("get", str(e)), "damaged on this computer's disk", True)
             return
         except OSError as e:
             self._end(job, C.COMPUTE_ERROR, EXIT_CHILD_FAILED, "could not be started: %s" % e)
@@ -1677,10 +1677,10 @@ examples:
   volunteer.py URL --once                       fetch work once, finish it, report it, exit
 
 Jobs run at low priority, each in a process and an empty directory of its own, with bounds on time,
-memory and disk. They are programs of the project: join projects you trust. Ctrl-C stops cleanly; the
-next start goes on where this one ended. Several clients on one computer are fine: each gets a
+memory and disk. They are programs of the project: join projects you trust. Ctrl-C stops cleanly,
+and the next start goes on from there. Several clients on one computer are fine: each gets a
 directory of its own.""")
-    p.add_argument("url", metavar="URL", type=full_url, help="the server, e.g. 192.168.1.5:8080")
+    p.add_argument("url", metavar="URL", type=full_url, help="the server: host:port")
     p.add_argument("--name", default="", help="nickname shown by the server (default: made up)")
     p.add_argument("--email", default="", help="join as an account instead; needs --password")
     p.add_argument("--password", default="", help="of that account; is not kept")
@@ -1715,6 +1715,8 @@ def obey_signals(client):
         if hasattr(signal, name) and (  # nohup has a hang-up ignored: let it be.
                 name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN):
             signal.signal(getattr(signal, name), on_signal)
+    if hasattr(signal, "SIGCHLD"):  # Inherited as ignored, it would hide the jobs' exit codes.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def stop_with_stdin(client):
@@ -1743,9 +1745,10 @@ def main(argv=None):
     obey_signals(client)
     if args.stop_with_stdin:
         threading.Thread(target=stop_with_stdin, args=(client,), daemon=True).start()
+    client.step(time.time())
     while not client.finished():
-        client.step(time.time())
         client.wait(client.pause(time.time()))
+        client.step(time.time())
     client.leave(time.time)
     if client.fatal:
         voice.warn(client.fatal)

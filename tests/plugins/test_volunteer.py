@@ -6,6 +6,7 @@ the client as people do, as a process of its own.
 
 import ast
 import concurrent.futures
+import contextlib
 import hashlib
 import http.server
 import importlib.util
@@ -321,7 +322,7 @@ def assignment(name="sq_0_0", source=b"", data=b"3", base="http://x", **more):
         "input": entry(name + ".in", data),
         "output": {"name": name, "url": base + "/upload/" + name, "nbytes_max": 1e6},
         "report_deadline": NOW + 9e4, "delay_bound": 9e4, "rsc_fpops_est": 1e7,
-        "rsc_fpops_bound": 1e9, "rsc_memory_bound": 5e8, "rsc_disk_bound": 1e8}, **more)
+        "rsc_fpops_bound": 1e13, "rsc_memory_bound": 5e8, "rsc_disk_bound": 1e8}, **more)
 
 
 def spoiled(**more):
@@ -339,9 +340,11 @@ UNFIT = {
     "input name": spoiled(input__name="../../.bashrc"), "file name": spoiled(files__0__name="/x"),
     "result name": spoiled(name=".."), "output name": spoiled(output__name="a/b"),
     "file url": spoiled(input__url="file:///etc/passwd"), "no main": spoiled(files__0__main=False),
-    "no files": spoiled(files=None), "size": spoiled(input__nbytes=-1), "no input": spoiled(input=3),
+    "no files": spoiled(files=None), "size": spoiled(input__nbytes=-1), "input": spoiled(input=3),
     "checksum": spoiled(input__sha256="abc"), "deadline": {"name": "x"}, "no dict": [],
     "nan": spoiled(input__nbytes=float("nan")), "workunit": spoiled(workunit="../x"),
+    "the client's own file": spoiled(input__name="checkpoint.json"),
+    "one name twice": spoiled(input__name=assignment()["files"][0]["name"].upper()),
 }
 
 
@@ -370,7 +373,7 @@ def test_state_survives(tmp_path):
 
 def test_a_state_of_another_version_is_read_and_a_broken_one_set_aside(tmp_path):
     path = tmp_path / "client.json"
-    path.write_text('{"later": 1, "project": {"url": "u", "new": 2, "jobs": [{"name": "n", "x": 1}]}}')
+    path.write_text('{"new": 1, "project": {"url": "u", "jobs": [{"name": "n", "new": 1}]}}')
     assert v.load_state(tmp_path).project.jobs[0].name == "n"
     path.write_text('{"project": {"ur')
     assert v.load_state(tmp_path) is None
@@ -392,7 +395,9 @@ def test_the_lock(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="another client is running"):
         v.choose_directory("http://h:80", str(directory))
     first.close()  # As the system does when a process dies.
-    assert v.choose_directory("http://h:80", "")[0] == directory
+    again_directory, again = v.choose_directory("http://h:80", "")
+    assert again_directory == directory
+    again.close()
     second.close()
 
 
@@ -403,7 +408,7 @@ def start(tmp_path, source, data=b"3", seconds=60.0, name="wu_1_0", slot=0, **bo
     """Start a job as the client does; its Task."""
     files = tmp_path / "files"
     files.mkdir(exist_ok=True)
-    (tmp_path / "harness.py").write_text(v.HARNESS)
+    v.write_safely(tmp_path / "harness.py", v.HARNESS.encode())  # Others may be reading it.
     source = source.encode()
     job = v.parse_assignment(assignment(name, source, data, **bounds), "http://x")
     (files / job.files[0]["name"]).write_bytes(source)
@@ -490,7 +495,9 @@ def test_replicas_agree(tmp_path):
     """Seed = the workunit's name; sets of strings in one order."""
     first, second, other = (start(tmp_path, RANDOM, name=name, slot=n)
                             for n, name in enumerate(["wu_1_0", "wu_1_1", "wu_2_0"]))
-    outputs = [json.loads(finish(task)[1]) for task in (first, second, other)]
+    ends = [finish(task) for task in (first, second, other)]
+    assert all(end[1] for end in ends), ends
+    outputs = [json.loads(end[1]) for end in ends]
     assert outputs[0] == outputs[1]
     assert outputs[0][0] == random.Random("wu_1").random() != outputs[2][0]
 
@@ -519,7 +526,7 @@ def compute(input, checkpoint):
         checkpoint({"n": n + 1})
         if n == 3 and checkpoint.state is None:
             os._exit(9)
-    return [n, checkpoint.state]
+    return ["done", checkpoint.state]
 """
 
 
@@ -527,7 +534,7 @@ def test_a_job_goes_on_from_its_checkpoint(tmp_path):
     assert run(tmp_path, CHECKPOINT)[0][0] == 195
     task = start(tmp_path, CHECKPOINT)
     assert task.job.resumed
-    assert finish(task)[:2] == ((0, ""), b'[5,{"n":4}]')
+    assert finish(task)[:2] == ((0, ""), b'["done",{"n":4}]')
 
 
 def test_a_broken_checkpoint_is_no_checkpoint(tmp_path):
@@ -541,7 +548,7 @@ def test_a_broken_checkpoint_is_no_checkpoint(tmp_path):
 
 
 def test_files_are_checked_when_the_job_starts(tmp_path):
-    start(tmp_path, "def compute(input): return 1").kill()
+    run(tmp_path, "def compute(input): return 1")
     damaged = next((tmp_path / "files").glob("sq_*.py"))
     damaged.write_text("evil")
     job = v.parse_assignment(assignment("wu_1_0", b"def compute(input): return 1"), "http://x")
@@ -583,7 +590,7 @@ def test_time_limit(tmp_path):
     assert hear(reader) == b"ready"
     for seconds in (10, 20, 30, 40, 50, 60):
         task.look(NOW + seconds)
-        assert task.verdict is None or not task.verdict
+        assert not task.verdict
     task.look(NOW + 61)
     assert finish(task)[0] == (197, "stopped: over its time limit of 60 s")
     os.close(reader)
@@ -638,7 +645,8 @@ def test_memory_limit_from_outside(tmp_path):
 CHILD = """
 import subprocess, sys
 def compute(input):
-    code = "import threading; f = open(%r, 'w'); f.write('child'); f.flush(); threading.Event().wait()"
+    code = ("import threading; f = open(%r, 'w'); f.write('child'); f.flush();"
+            "threading.Event().wait()")
     subprocess.Popen([sys.executable, "-c", code % input])
     {end}
 """
@@ -654,8 +662,13 @@ def test_what_a_job_starts_dies_with_it(tmp_path, end):
         assert hear(reader) == b"child"
         task.kill(202, "")
     in_time(task.wait)
-    os.set_blocking(reader, False)
-    assert os.read(reader, 9) in (b"", b"child") and os.read(reader, 9) == b""
+    with contextlib.suppress(BlockingIOError):  # It is dying: the end comes in a moment.
+        while os.read(reader, 9):
+            pass
+        os.close(reader)
+        return
+    while hear(reader):
+        pass
     os.close(reader)
 
 
@@ -671,7 +684,6 @@ sys.stdin.read()
 
 
 def test_jobs_die_with_a_killed_client(tmp_path):
-    os.mkfifo(tmp_path / "pipe.2")
     code = PARENT.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
     parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE)
@@ -693,9 +705,9 @@ class Server:
     of things to do instead of answering: a status, 'cut', 'lost' or None (answer)."""
 
     def __init__(self):
-        self.files, self.uploads, self.store = {}, {}, {}
+        self.files, self.uploads, self.complete, self.store = {}, {}, set(), {}
         self.work, self.requests, self.log, self.registered = [], [], [], []
-        self.trouble, self.extra, self.acked = {}, [], []
+        self.trouble, self.extra, self.given = {}, [], []
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -759,9 +771,12 @@ class Server:
         acks = [report["name"] for report in request["reports"]]
         for report in request["reports"]:
             self.store.setdefault(report["name"], report)
-        given = []
+        held = set(self.store) | set(request["other_results"])
+        given = [a for a in self.given if a["name"] not in held]  # Lost on their way: once more.
         if request["work_req_seconds"] > 0:
-            given, self.work = self.work, []
+            given += self.work
+            self.given += self.work
+            self.work = []
         answer = reply(acks=acks, assignments=given, request_delay=1.0)
         answer.update(self.extra.pop(0) if self.extra else {})
         return answer
@@ -781,15 +796,16 @@ class Server:
         name = h.path.rsplit("/", 1)[1]
         have = self.uploads.setdefault(name, bytearray())
         if h.command == "GET":
-            return {"nbytes": len(have), "complete": False}
+            return {"nbytes": len(have), "complete": name in self.complete}
         assert re.fullmatch("Bearer [0-9a-f]{32}", h.headers["Authorization"])
         span, total = h.headers["Content-Range"][6:].split("/")
         at = 0 if span == "*" else int(span.split("-")[0])
-        if at != len(have):
+        if at != len(have) or name in self.complete:
             return {"error": "wrong offset", "nbytes": len(have)}, 409
         have += body[:len(body) // 2] if fault == "cut" else body
         complete = len(have) == int(total)
         if complete:
+            self.complete.add(name)
             assert hashlib.sha256(have).hexdigest() == h.headers["X-Sha256"]
         return {"nbytes": len(have), "complete": complete}
 
@@ -820,13 +836,14 @@ def make_client(tmp_path, server, **options):
     return client
 
 
-def drive(client, clock, until):
-    """Turn the client until something holds: blocks where it waits for others, else moves time."""
+def drive(client, clock, until, endless=False):
+    """Turn the client until something holds: blocks where it waits for others, else moves time.
+    Jobs that are `endless` are not waited for."""
     for _ in range(3000):
         client.step(clock.now)
         if until():
             return
-        if client.busy:
+        if [key for key in client.busy if not (endless and key[0] == "run")]:
             client.wait(PATIENCE)
         else:
             clock.now += client.pause(clock.now)
@@ -892,7 +909,8 @@ def test_pieces_offsets_and_empty_files(tmp_path, server, monkeypatch):
         assert server.uploads[name] == data
     server.uploads["far"] = bytearray(b"x" * 300)  # It has more than the client knows of: a 409.
     (tmp_path / "far").write_bytes(b"x" * 900)
-    v.Transport().upload(server.url + "/upload/far", tmp_path / "far", "a" * 32, False)
+    for _ in range(2):  # The second time it has all: what a client asks that was killed just then.
+        v.Transport().upload(server.url + "/upload/far", tmp_path / "far", "a" * 32, False)
     assert server.uploads["far"] == b"x" * 900
 
 
@@ -961,7 +979,7 @@ def test_aborts(tmp_path, server, clock):
     for n in range(4):
         server.add(n, stuck)
     client = make_client(tmp_path, server, n_cpus=2)
-    drive(client, clock, lambda: len(client.tasks) == 2)
+    drive(client, clock, lambda: len(client.tasks) == 2, True)
     first, second = list(client.tasks)
     server.extra = [{"aborts": [first], "aborts_if_not_started": [second, "wu_3_0"]}]
     client.project.typical = 0
@@ -969,7 +987,7 @@ def test_aborts(tmp_path, server, clock):
     for job in client.project.jobs:
         job.rsc_fpops_est = 1.0  # Too little queued: it calls.
     client.step(clock.now)
-    drive(client, clock, lambda: first in server.store and "wu_3_0" in server.store)
+    drive(client, clock, lambda: first in server.store and "wu_3_0" in server.store, True)
     assert reports(server) == {first: (6, 202), "wu_3_0": (6, 202)} and second in client.tasks
     client.leave(lambda: clock.now)
     assert not client.tasks
@@ -1032,24 +1050,22 @@ def test_lists_of_nonsense_do_not_stop_it(tmp_path, server, clock):
 
 
 def test_killed_at_any_step_nothing_is_lost(tmp_path, server, clock):
-    """After each turn the client is dropped, as by kill -9, and another one made from its files."""
+    """After a few turns the client is dropped, as by kill -9; the next one has only its files."""
     for n in range(3):
         server.add(n, CHECKPOINT.replace("os._exit(9)", "pass").encode())
     server.trouble = {"PUT upload": ["cut"], "POST scheduler": [None, None, "lost"]}
-    n_clients = 0
-    for _ in range(300):
+    n_clients, rng = 0, random.Random(7)
+    while len(server.store) < 3 and n_clients < 100:
         client = make_client(tmp_path, server, n_cpus=1)
         n_clients += 1
-        for _ in range(3):  # With one turn only, no process would ever get to its end.
+        for _ in range(rng.randrange(1, 9)):
             client.step(clock.now)
             if client.busy:
                 client.wait(PATIENCE)
-            clock.now += client.pause(clock.now)
+            clock.now += 5
         crash(client)
-        if len(server.store) == 3:
-            break
     assert set(reports(server).values()) == {(5, 0)} and len(server.store) == 3
-    assert n_clients > 3
+    assert n_clients > 1
     sent = [r["rpc_seqno"] for r in server.requests if r["hostid"]]
     assert sent == sorted(set(sent))  # No number twice.
 
@@ -1058,8 +1074,7 @@ def crash(client):
     """What kill -9 does: jobs die with the client, nothing is saved, no outcome is heard."""
     for task in client.tasks.values():
         task.kill()
-        in_time(task.process.wait)
-    while any(key[0] != "run" for key in client.busy if key != "rpc") or "rpc" in client.busy:
+    while client.busy:
         key = client.events.get(timeout=PATIENCE)[0]  # Threads of a dead process are gone, too.
         client.busy.discard(key)
 
@@ -1108,6 +1123,7 @@ def compute(input, checkpoint):
 
 def test_finished_work_is_reported_when_leaving(tmp_path, server, clock):
     server.add(1)
+    server.extra = [{"request_delay": 0}] * 2
     client = make_client(tmp_path, server)
     drive(client, clock, lambda: any(job.over for job in client.project.jobs) or server.store)
 
@@ -1131,6 +1147,7 @@ def command(server, tmp_path, *more, how=(str(FILE),)):
 
 def test_started_from_a_file_and_from_text(tmp_path, server):
     server.add(1)
+    server.extra = [{"request_delay": 0.1}] * 9
     process = command(server, tmp_path, "--once", "--cpus", "2")
     text = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == 0, text
