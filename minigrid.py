@@ -53,7 +53,7 @@ import waitress
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from peewee import (SQL, BigIntegerField, BooleanField, CharField, Check, DatabaseError,
-                    FloatField, ForeignKeyField, IntegerField, Model, SqliteDatabase, TextField)
+                    FloatField, ForeignKeyField, IntegerField, IntegrityError, Model, SqliteDatabase, TextField)
 from playhouse.fields import IntEnumField
 
 __version__ = "0.1.0"
@@ -207,8 +207,8 @@ def fire(rule, row):
 
 
 def label(row):
-    """Name a row as log lines do: RESULT#12, WORKUNIT#7."""
-    return f"{type(row).__name__.upper()}#{row.id}"
+    """Name a row as log lines do: RESULT#12, WORKUNIT#7; a new one has no number yet."""
+    return f"{type(row).__name__.upper()}#{row.id or row.name}"
 
 
 # Work generator and scheduler
@@ -718,9 +718,11 @@ class Writer:
                 count_firings(done)
             self.trouble = ""
         except DatabaseError as error:  # The commit failed: nothing of the group happened.
+            if len(tasks) > 1:  # One of them may be to blame: each alone, then.
+                return [self._commit([task]) for task in tasks]
             self.trouble = str(error)
             refusal = StoreError(f"the server's store cannot be written: {error}")
-            answers, done = [(future, None, refusal) for future, _ in tasks], []
+            answers, done = [(tasks[0][0], None, refusal)], []
         for rule, row in done:
             log.info("%s %s: %s", label(row), rule.by, rule.name)
         for future, value, error in answers:
@@ -733,9 +735,9 @@ class Writer:
         try:
             with db.savepoint():
                 value = function()
-        except DatabaseError:
-            raise  # Full or damaged: the others of the group would meet the same.
         except Exception as error:
+            if isinstance(error, DatabaseError) and not isinstance(error, IntegrityError):
+                raise  # Full or damaged: the transaction is lost, too.
             return None, error
         done.extend(fired)
         return value, None
@@ -1996,13 +1998,13 @@ def purge(ids, now):
 STAGES = (generator, transitioner, validator, assimilator, file_deleter, purger)
 
 
-def run_pass(now):
+def run_pass(now, stages=None):
     """Run all stages once, in sequence; return how many workunits each has handled [D7].
 
     A stage that fails is logged, counted and shown, and does not stop the others.
     """
     done = {}
-    for stage in STAGES:
+    for stage in stages or STAGES:
         try:
             done[stage.__name__] = stage(now)
         except StoreError as error:  # Full or read only: nothing is half done; try again.

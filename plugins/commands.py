@@ -378,28 +378,34 @@ def try_in(options, path):
     while wu.assimilate_state < 2 and n_hosts < wu.max_total_results + 2:
         n_hosts += 1
         names.append(one_volunteer(application, n_hosts, now))
-        for _ in range(3):
-            now += 1
-            show_rules(lambda: minigrid.run_pass(now))
+        now = three_passes(now)
         wu = Workunit.get_or_none(id=wu.id)
         if wu is None or project.errors:
             break
     if project.errors:
         raise PluginError(project.errors[0][1])
-    for _ in range(3):
-        now += 1
-        show_rules(lambda: minigrid.run_pass(now))
+    three_passes(now)
     answers = project.data / "results" / f"{application.name}.jsonl"
     if answers.exists():
         line = json.loads(answers.read_text().splitlines()[0])
         if line["errors"]:
-            raise PluginError(f"the workunit failed: {', '.join(line['errors'])}")
+            raise PluginError(f"{path}: the workunit failed: {', '.join(line['errors'])}" + (
+                "\nThe copies disagree. Does compute() use the time, the process, or randomness of "
+                "its own?\nThe module random is seeded alike for all copies; or let compare() "
+                "forgive small differences." if "TOO_MANY_SUCCESS_RESULTS" in line["errors"] else ""))
         step(f"kept      {preview(json.dumps(line['answer']).encode())}")
     made = [f.name for f in (project.data / "results").iterdir() if f.name != answers.name]
     if made:
         step(f"files     written to data/results: {', '.join(sorted(made))}")
     say("\nAll steps work. Next: minigrid run " + str(path))
     return 0
+
+
+def three_passes(now):
+    """Let three seconds go by, each with all stages but the generator; return the time."""
+    for now in range(now + 1, now + 4):
+        show_rules(lambda: minigrid.run_pass(now, minigrid.STAGES[1:]))
+    return now
 
 
 def one_volunteer(application, n, now):
@@ -417,7 +423,8 @@ def one_volunteer(application, n, now):
     directory.mkdir(parents=True)
     output, stderr, seconds = compute(application, job, directory)
     if output is None:
-        raise PluginError(f"compute() failed on {job.name}:\n{stderr.strip()}")
+        own = stderr.strip().replace(str(directory / application.path.name), str(application.path))
+        raise PluginError(f"{application.path}: compute() failed on {job.name}:\n{own}")
     step(f"compute   {job.name} in {seconds:.2f} s of processor time: {len(output)} bytes: "
          f"{preview(output)}")
     minigrid.store_file("upload", job.output["name"], output)

@@ -259,7 +259,7 @@ JOBS_PER_CPU_MAX = 32  # held at once, whatever the estimates say
 BUNDLE_SECONDS = 1.0  # how long a finished job waits for others to be reported with
 SETTLE_SECONDS = 0.5  # a request for work waits this long for an upload that is under way
 REPORT_BYTES_MAX = 256 * 1024  # stderr in one request; what does not fit goes with the next
-STDERR_BYTES = 64 * 1024  # the tail of a failed job's stderr is kept
+STDERR_CHARS = 64 * 1024  # of a failed job are kept, the last ones
 RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)")  # devices on Windows
 SLOT_NAMES = {"job.json", "output", "done.json", "stderr.txt", "progress.txt", "checkpoint.json"}
 
@@ -460,6 +460,11 @@ def plain(value, length=500):
     """Text from outside for a terminal: one line, no control characters, not too long."""
     text = value if isinstance(value, str) else ""
     return "".join(c if c.isprintable() else " " for c in text)[:length].strip()
+
+
+def storable(text):
+    """The end of a text, without what a database may refuse: a refused request reports nothing."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "?")[-STDERR_CHARS:]
 
 
 def safe_name(name):
@@ -663,6 +668,7 @@ class Transport:
         with open(path, "rb") as f:
             while reply.get("complete") is not True:
                 at = int(number(reply.get("nbytes"), 0, total, 0))
+                at = at if at < total else 0  # All there and yet not complete: once more.
                 f.seek(at)
                 data = f.read(PIECE_BYTES)
                 span = "%d-%d" % (at, at + len(data) - 1) if data else "*"
@@ -1115,7 +1121,7 @@ class Client:
         self.now = 0.0
         self.leaving = self.stopped = self.fetched = False
         self.fatal = ""  # a sentence: no point in going on
-        self.told = set()
+        self.told, self.apps = set(), set()
         self.dirty, self.urgent, self.save_time = True, True, 0.0
         for name in ("files", "partial", "outputs", "slots"):
             (directory / name).mkdir(parents=True, exist_ok=True)
@@ -1302,10 +1308,14 @@ class Client:
 
     def _replied(self, request, sent, reply, error):
         project = self.project
-        if getattr(error, "status", 0) == 401:
-            return self._unknown_here(error)
-        if not error and not number(reply.get("hostid"), 1, 2 ** 63, 0):
+        if not error and number(reply.get("hostid"), 0, 2 ** 63, None) is None:
             error = TransportError(500, "its answer makes no sense")
+        if error and getattr(error, "lasting", False):
+            for job in request.reports:  # Should something in it be the reason, it must not
+                job.stderr_out = ""  # keep all that is finished from being reported for ever.
+        if getattr(error, "status", 0) == 401 or (
+                not error and project.hostid and reply["hostid"] == 0):
+            return self._unknown_here(error or "the server does not know this client")
         if error:
             return self._rpc_failed(error)
         jobs = self._accept(reply)
@@ -1360,11 +1370,13 @@ class Client:
             text = plain(message.get("text")) if isinstance(message, dict) else ""
             if text and (message.get("priority") == "notice" or text not in self.told):
                 tell("server: " + text)
-                self.told.add(text)
+                self.told = {text} if len(self.told) > 99 else self.told | {text}
         if jobs:
             apps = {job.app: job.about for job in jobs}
-            what = "; ".join("%s (%s)" % item if item[1] else item[0] for item in apps.items())
-            tell("%d new %s: %s" % (len(jobs), "job" if len(jobs) == 1 else "jobs", what))
+            tell("%d new job%s: %s" % (len(jobs), "s" * (len(jobs) > 1), ", ".join(apps)))
+            for app in apps.keys() - self.apps:  # What they are for, once.
+                self.apps.add(app)
+                tell("%s: %s" % (app, apps[app]))
         elif request.asks and project.n_empty == 1:
             tell("no work at the moment; asking again from time to time")
 
@@ -1553,7 +1565,7 @@ class Client:
             return  # Not its fault: it goes on at the next start.
         exit_status, text = task.outcome(code) if not error else (EXIT_CHILD_FAILED, str(error))
         if exit_status:
-            tail = task.stderr(STDERR_BYTES)
+            tail = task.stderr(STDERR_CHARS)
             lines = tail.strip().splitlines()
             self._end(job, C.COMPUTE_ERROR, exit_status, text or (lines[-1] if lines else ""), tail)
             return
@@ -1562,7 +1574,7 @@ class Client:
             self._end(job, C.UPLOAD_FAILED, EXIT_UPLOAD, "its output of %d bytes is too large: "
                       "the limit is %d" % (nbytes, job.output["nbytes_max"]))
             return
-        job.stderr_out = task.stderr(2048)
+        job.stderr_out = storable(task.stderr(2048))
         os.replace(task.slot / "output", self.directory / "outputs" / job.name)
         job.client_state, job.ended_at, job.fraction_done = C.UPLOADING, self.now, 1.0
         shutil.rmtree(task.slot, ignore_errors=True)
@@ -1574,7 +1586,7 @@ class Client:
         """A job is over without success: nothing left but to report it."""
         job.client_state, job.exit_status, job.over = client_state, exit_status, True
         job.ended_at = self.now
-        job.stderr_out = (stderr[-STDERR_BYTES:] + "\n" + text).strip()
+        job.stderr_out = storable(stderr if text in stderr else (stderr + "\n" + text).strip())
         self.dirty = True
         self.retries.pop(("put", job.name), None)
         if job.name in self.tasks:

@@ -8,4 +8,4 @@ import minigrid
 @pytest.fixture(autouse=True, scope="session")
 def plugins():
     """Load the plugins once, as the process does."""
-    minigrid.load_plugins(["python_apps", "quorum", "dispatch"])
+    minigrid.load_plugins(minigrid.Settings.plugins.split())

@@ -708,6 +708,7 @@ class Server:
         self.files, self.uploads, self.complete, self.store = {}, {}, set(), {}
         self.work, self.requests, self.log, self.registered = [], [], [], []
         self.trouble, self.extra, self.given = {}, [], []
+        self.restart_at_0 = set()
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -800,6 +801,8 @@ class Server:
         assert re.fullmatch("Bearer [0-9a-f]{32}", h.headers["Authorization"])
         span, total = h.headers["Content-Range"][6:].split("/")
         at = 0 if span == "*" else int(span.split("-")[0])
+        if at == 0 and name in self.restart_at_0:
+            have.clear()
         if at != len(have) or name in self.complete:
             return {"error": "wrong offset", "nbytes": len(have)}, 409
         have += body[:len(body) // 2] if fault == "cut" else body
@@ -907,6 +910,11 @@ def test_pieces_offsets_and_empty_files(tmp_path, server, monkeypatch):
         server.uploads[name] = bytearray(data[:700]) if name == "big" else bytearray()
         v.Transport().upload(server.url + "/upload/" + name, tmp_path / name, "a" * 32, False)
         assert server.uploads[name] == data
+    server.uploads["all"] = bytearray(b"x" * 50)  # All there, but its server was killed just then.
+    (tmp_path / "all").write_bytes(b"x" * 50)
+    server.restart_at_0 = {"all"}
+    v.Transport().upload(server.url + "/upload/all", tmp_path / "all", "a" * 32, True)
+    assert server.complete >= {"all"}
     server.uploads["far"] = bytearray(b"x" * 300)  # It has more than the client knows of: a 409.
     (tmp_path / "far").write_bytes(b"x" * 900)
     for _ in range(2):  # The second time it has all: what a client asks that was killed just then.
@@ -1028,6 +1036,28 @@ def test_what_the_server_refuses_at_registration_is_said_and_the_end(tmp_path, s
     client = make_client(tmp_path, server)
     drive(client, clock, client.finished)
     assert client.fatal == "the server refuses: scripted trouble"
+
+
+def test_a_reply_without_host_id_means_the_server_does_not_know_us(tmp_path, server, clock):
+    client = make_client(tmp_path, server)
+    server.extra = [{}, {"hostid": 0, "request_delay": 3600}]
+    drive(client, clock, lambda: len(server.registered) == 2)
+    assert clock.now < NOW + 60
+    drive(client, clock, lambda: len(server.requests) == 3)
+    assert (server.requests[2]["hostid"], server.requests[2]["rpc_seqno"]) == (0, 0)
+
+
+def test_what_a_job_prints_cannot_keep_reports_from_being_taken(tmp_path, server, clock):
+    source = b"def compute(input):\n    print('\\0' * 99999, flush=True)\n    return 1 / 0\n"
+    server.add(1, source)
+    server.trouble = {"POST scheduler": [None, 400]}
+    client = make_client(tmp_path, server, once=True)
+    drive(client, clock, lambda: any(job.over for job in client.project.jobs))
+    text = client.project.jobs[0].stderr_out
+    assert len(text) == 65536 and "\0" not in text and "ZeroDivisionError" in text
+    drive(client, clock, client.finished)
+    assert reports(server) == {"wu_1_0": (3, 195)}
+    assert server.store["wu_1_0"]["stderr_out"] == ""  # The first try was refused with it.
 
 
 @pytest.mark.parametrize("answer", [[], {}, {"hostid": "x"}, {"hostid": -1}])
@@ -1152,7 +1182,7 @@ def test_started_from_a_file_and_from_text(tmp_path, server):
     text = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == 0, text
     assert re.search(r"joined http://127.0.0.1:\d+ as [a-z]+-[a-z]+-\d\d\n", text)
-    assert "1 new job: sq (squares)" in text and "wu_1_0: finished in" in text
+    assert "1 new job: sq\n" in text and "sq: squares\n" in text and "wu_1_0: finished in" in text
     server.add(2)
     source = FILE.read_text(encoding="utf-8")
     process = command(server, tmp_path, "--once", "--quiet", how=("-c", source))
