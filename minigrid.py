@@ -27,7 +27,6 @@ import configparser
 import contextlib
 import dataclasses
 import functools
-import gzip
 import hashlib
 import importlib.util
 import json
@@ -52,8 +51,9 @@ import bottle
 import waitress
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
-from peewee import (SQL, BigIntegerField, BooleanField, CharField, Check, DatabaseError,
-                    FloatField, ForeignKeyField, IntegerField, IntegrityError, Model, SqliteDatabase, TextField)
+from peewee import (SQL, BigIntegerField, BooleanField, CharField, DatabaseError,
+                    FloatField, ForeignKeyField, IntegerField, IntegrityError, Model,
+                    SqliteDatabase, TextField)
 from playhouse.fields import IntEnumField
 
 __version__ = "0.1.0"
@@ -61,24 +61,25 @@ log = logging.getLogger("minigrid")
 
 __all__ = [
     "NEVER", "ServerState", "Outcome", "ValidateState", "FileDeleteState", "AssimilateState",
-    "ErrorMask", "RULES", "DEVIATIONS", "fire", "fired", "label",
-    "IllegalMove", "ClientError", "PluginError", "StoreError",
-    "db", "Meta", "User", "Host", "App", "AppVersion", "HostAppVersion", "Workunit", "Result",
-    "Firing", "canonical_json", "save_all", "append_exactly", "server_note",
-    "UNSENT", "IN_PROGRESS", "DUE", "TO_VALIDATE", "TO_ASSIMILATE",
+    "ErrorMask", "RULES", "DEVIATIONS", "fire", "fired", "label", "IllegalMove", "ClientError",
+    "PluginError", "StoreError", "db", "Meta", "User", "Host", "App", "AppVersion",
+    "HostAppVersion", "Workunit", "Result", "Firing", "canonical_json", "save_all",
+    "append_exactly", "server_note", "UNSENT", "IN_PROGRESS", "DUE", "TO_VALIDATE", "TO_ASSIMILATE",
     "Settings", "read_settings", "project", "open_project", "close_project", "remember",
-    "PARAMETERS", "Application", "apps", "plugins", "plugged", "check_parameters", "sync_apps", "working",
-    "file_path", "store_file", "settle", "output_files", "add_work",
-    "Request", "Report", "Reply", "Assignment", "schedule", "say_to", "assignment", "send",
-    "COULDNT_SEND", "HOST_FIELDS", "log", "transition", "Verdict", "candidates", "validate", "load", "cancel",
-    "STAGES", "run_pass", "make_app", "base_url", "wall_clock", "load_plugins", "running", "main",
+    "PARAMETERS", "Application", "apps", "plugins", "plugged", "check_parameters", "sync_apps",
+    "working", "file_path", "store_file", "settle", "output_files", "add_work", "Request", "Report",
+    "Reply", "Assignment", "schedule", "say_to", "assignment", "send", "COULDNT_SEND",
+    "HOST_FIELDS", "log", "transition", "Verdict", "candidates", "validate", "load", "DELETED",
+    "NOT_DELETED", "PURGE", "FILES_READY", "FILES_GONE", "FILES_STUCK", "chunks", "STAGES",
+    "all_stages", "run_pass", "make_app", "base_url", "wall_clock", "load_plugins", "running",
+    "main", "CANCEL", "change",
 ]
 
 NEVER = 2147483647  # the INT_MAX of transition_time [C9 C35]; 0 means due at once
 RETRY_SECONDS = 6 * 3600  # a workunit that could not be judged is looked at again then [C13]
 
 
-# ---- 1. States -----------------------------------------------------------------
+# ---- 1. States ---------------------------------------------------------------
 #
 # A workunit has no overall state, only independent fields. Names and numbers are BOINC's, so that
 # two dumps can be laid side by side [RULES table 5].
@@ -146,18 +147,11 @@ class ErrorMask(IntFlag):
     NO_CANONICAL_RESULT = 32
 
 
-class TransitionerFlags(IntFlag):
-    """What the transitioner leaves alone in a workunit [T9]."""
-
-    NONE = 0
-    NO_TRANSITION = 1
-    NO_NEW_RESULTS = 2
-
-
+NO_TRANSITION, NO_NEW_RESULTS = 1, 2  # transitioner_flags of a workunit [T9]
 S, O, V, F, A, E = ServerState, Outcome, ValidateState, FileDeleteState, AssimilateState, ErrorMask
 
 
-# ---- 2. Rules ------------------------------------------------------------------
+# ---- 2. Rules ----------------------------------------------------------------
 #
 # A rule is one event in the life of one row: who may cause it, from which states, to which, and the
 # ids of RULES.md that say so. `fire()` is the only writer of a state field: stage code says when,
@@ -211,6 +205,10 @@ def label(row):
     return f"{type(row).__name__.upper()}#{row.id or row.name}"
 
 
+QUEUED, SENT = dict(server_state={S.UNSENT, S.INACTIVE}), dict(server_state={S.IN_PROGRESS})
+GIVEN_UP, REPORTED = dict(server_state={S.OVER}, outcome={O.NO_REPLY}), dict(outcome={O.SUCCESS})
+UNJUDGED = dict(outcome={O.SUCCESS}, validate_state={V.INIT, V.INCONCLUSIVE})
+
 # Work generator and scheduler
 
 NEW_RESULT = rule(
@@ -227,31 +225,29 @@ COULDNT_SEND = rule(
 SUCCESS = rule(
     "report success", "scheduler", "S0-07 S0-08 S2-31 S2-33 S4-36 S4-42",
     "the host reports client_state 5 (uploaded) and exit_status 0",
-    dict(server_state={S.IN_PROGRESS}), dict(server_state=S.OVER, outcome=O.SUCCESS))
+    SENT, dict(server_state=S.OVER, outcome=O.SUCCESS))
 CLIENT_ERROR = rule(
     "report error", "scheduler", "S0-05 S0-06 S0-08 S2-34 S4-36 S4-43 C15",
-    "the host reports anything else",
-    dict(server_state={S.IN_PROGRESS}),
+    "the host reports anything else", SENT,
     dict(server_state=S.OVER, outcome=O.CLIENT_ERROR, validate_state=V.INVALID))
 LATE_SUCCESS = rule(
     "report success late", "scheduler", "S0-07 C11",
     "given up, but it came all the same: it counts while it can be compared",
-    dict(server_state={S.OVER}, outcome={O.NO_REPLY}), dict(outcome=O.SUCCESS))
+    GIVEN_UP, dict(outcome=O.SUCCESS))
 LATE_ERROR = rule(
     "report error late", "scheduler", "S0-05 S0-06 C11 C15",
-    "given up, and then reported as failed",
-    dict(server_state={S.OVER}, outcome={O.NO_REPLY}),
+    "given up, and then reported as failed", GIVEN_UP,
     dict(outcome=O.CLIENT_ERROR, validate_state=V.INVALID))
 DETACH = rule(
     "host detached", "scheduler", "S4-37 S4-49 C14",
     "the host came back as new and without its tasks",
-    dict(server_state={S.IN_PROGRESS}), dict(server_state=S.OVER, outcome=O.CLIENT_DETACHED))
+    SENT, dict(server_state=S.OVER, outcome=O.CLIENT_DETACHED))
 
 # Transitioner
 
 TIME_OUT = rule(
     "time out", "transitioner", "S0-16 S0-17 S2-14 S4-38 C2", "now > report_deadline",
-    dict(server_state={S.IN_PROGRESS}), dict(server_state=S.OVER, outcome=O.NO_REPLY))
+    SENT, dict(server_state=S.OVER, outcome=O.NO_REPLY))
 TOO_LATE = rule(
     "too late", "transitioner", "C3",
     "the canonical output is deleted already: nothing to compare with",
@@ -265,8 +261,7 @@ FAIL_UNSENDABLE = rule(
     {}, dict(error_mask=E.COULDNT_SEND_RESULT))
 FAIL_ERRORS = rule(
     "fail: too many errors", "transitioner", "S0-21 S2-08 S2-16 S4-25 C6 C7 C18",
-    "more than max_error_results ended in an error",
-    {}, dict(error_mask=E.TOO_MANY_ERROR_RESULTS))
+    "more than max_error_results ended in an error", {}, dict(error_mask=E.TOO_MANY_ERROR_RESULTS))
 FAIL_TOTAL = rule(
     "fail: too many results", "transitioner", "S0-23 S2-17 S4-27 C5",
     "one more copy is needed and max_total_results were made",
@@ -274,11 +269,10 @@ FAIL_TOTAL = rule(
 NOT_NEEDED = rule(
     "not needed: workunit failed", "transitioner", "S0-26 S0-27 S2-18 S4-39 S4-46",
     "the workunit was given up before this copy was sent",
-    dict(server_state={S.UNSENT, S.INACTIVE}), dict(server_state=S.OVER, outcome=O.DIDNT_NEED))
+    QUEUED, dict(server_state=S.OVER, outcome=O.DIDNT_NEED))
 NO_CHECK = rule(
     "nobody will check", "transitioner", "S4-57",
-    "the workunit was given up; its credit shall not show as pending",
-    dict(outcome={O.SUCCESS}, validate_state={V.INIT, V.INCONCLUSIVE}),
+    "the workunit was given up; its credit shall not show as pending", UNJUDGED,
     dict(validate_state=V.NO_CHECK))
 GIVE_UP = rule(
     "hand over the failure", "transitioner", "S0-28 S2-05 S2-18 S4-15",
@@ -305,22 +299,21 @@ FREE_CANONICAL = rule(
 
 VALID = rule(
     "valid", "validator", "S0-39 S0-40 S0-44 S2-23 S2-25 S4-55",
-    "agrees with the canonical result; credit is granted",
-    dict(outcome={O.SUCCESS}), dict(validate_state=V.VALID))
+    "agrees with the canonical result; credit is granted", REPORTED, dict(validate_state=V.VALID))
 INVALID = rule(
     "invalid", "validator", "S0-40 S0-44 S2-25 S4-56", "differs from the canonical result",
-    dict(outcome={O.SUCCESS}), dict(validate_state=V.INVALID))
+    REPORTED, dict(validate_state=V.INVALID))
 INCONCLUSIVE = rule(
     "inconclusive", "validator", "S4-59", "compared, but no group of results is large enough yet",
-    dict(outcome={O.SUCCESS}), dict(validate_state=V.INCONCLUSIVE))
+    REPORTED, dict(validate_state=V.INCONCLUSIVE))
 LOOK_AGAIN = rule(
     "look again", "validator", "V6 C13 C19",
     "the others agree, but this output could not be read just now",
-    dict(outcome={O.SUCCESS}, validate_state={V.INIT, V.INCONCLUSIVE}), dict(validate_state=V.INIT))
+    UNJUDGED, dict(validate_state=V.INIT))
 UNREADABLE = rule(
     "unreadable output", "validator", "S4-48 C15",
     "the output is missing or the application cannot read it",
-    dict(outcome={O.SUCCESS}), dict(outcome=O.VALIDATE_ERROR, validate_state=V.INVALID))
+    REPORTED, dict(outcome=O.VALIDATE_ERROR, validate_state=V.INVALID))
 CONSENSUS = rule(
     "consensus", "validator", "S0-43 S0-47 S2-22 S2-26 S4-02 S4-16 C20 S3-37 S3-38",
     "enough results agree; one of them is the canonical result",
@@ -332,7 +325,7 @@ LATE_CONSENSUS = rule(
 NOT_NEEDED_NOW = rule(
     "not needed: decided", "validator", "S0-48 S2-26 S4-40 S4-47",
     "the canonical result was found before this copy was sent",
-    dict(server_state={S.UNSENT, S.INACTIVE}), dict(server_state=S.OVER, outcome=O.DIDNT_NEED))
+    QUEUED, dict(server_state=S.OVER, outcome=O.DIDNT_NEED))
 FAIL_SUCCESSES = rule(
     "fail: no consensus", "validator", "S0-22 S0-49 S2-09 S4-26 S4-28 C6 C20",
     "more than max_success_results usable results and still no agreement",
@@ -369,29 +362,22 @@ CANCEL = rule(
     "cancel", "operator", "C9 C42", "the project's owner does not want it any more",
     {}, dict(error_mask=E.CANCELLED))
 
-DEVIATIONS = {  # rule ids that no code carries out, and why
-    "S0-38": "C3: the transitioner sets TOO_LATE; the validator is not called",
-    "S0-46": "C13: a consensus wakes the assimilator, which wakes the transitioner",
-    "S2-03": "C8: one transitioner for all applications",
-    "S2-11": "C8: one transitioner for all applications",
-    "S2-20": "C1: the next transition is the earliest deadline",
-    "S0-35": "C1: the next transition is the earliest deadline",
-    "S2-32": "C11: a late report may still count, its files stay",
-    "S4-65": "C11: a late report may still count, its files stay",
-    "S2-37": "C10: the transitioner alone sets file_delete_state",
-    "S2-38": "C10: the transitioner alone sets file_delete_state",
-    "S2-40": "C10: the transitioner alone sets file_delete_state",
-    "S4-44": "C14: CLIENT_DETACHED",
-    "S4-45": "C2: a misprint; strictly after the deadline",
-    "S4-58": "C15: no such state; outcome VALIDATE_ERROR",
-    "S4-60": "C3: the transitioner sets TOO_LATE",
-    "C37": "a matter of wording in S3; nothing to carry out",
-    "C38": "waiting times learned per host come with X-Com's dispatch (S3-08)",
-    "C41": "a matter of layout in the source; nothing to carry out",
-}
+DEVIATIONS = {rule_id: why for rule_ids, why in (  # what no code carries out
+    ("S0-35 S2-20", "C1: the next transition is the earliest deadline"),
+    ("S4-45", "C2: a misprint; strictly after the deadline"),
+    ("S0-38 S4-60", "C3: the transitioner sets TOO_LATE; the validator is not called"),
+    ("S2-03 S2-11", "C8: one transitioner for all applications"),
+    ("S2-37 S2-38 S2-40", "C10: the transitioner alone sets file_delete_state"),
+    ("S2-32 S4-65", "C11: a late report may still count, its files stay"),
+    ("S0-46", "C13: a consensus wakes the assimilator, which wakes the transitioner"),
+    ("S4-44", "C14: CLIENT_DETACHED"),
+    ("S4-58", "C15: no such state; outcome VALIDATE_ERROR"),
+    ("C37 C41", "wording and layout of the sources; nothing to carry out"),
+    ("C38", "waiting times learned per host come with X-Com's dispatch (S3-08)"),
+) for rule_id in rule_ids.split()}
 
 
-# ---- 3. Records ----------------------------------------------------------------
+# ---- 3. Records --------------------------------------------------------------
 #
 # Plain peewee models with BOINC's column names. Partial indexes hold only the rows somebody waits
 # for, so that a million finished workunits cost a request or a pass nothing. SQLite uses such an
@@ -420,10 +406,7 @@ class JSONField(TextField):
 
 
 def canonical_json(value):
-    """Write a value so that equal values give equal text.
-
-    Raises ValueError for NaN and infinities, TypeError for what is not JSON.
-    """
+    """Write a JSON value so that equal values give equal text. Raises ValueError, TypeError."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False,
                       allow_nan=False)
 
@@ -513,7 +496,7 @@ class HostAppVersion(Record):
 
     host = ForeignKeyField(Host, index=False)
     app_version = ForeignKeyField(AppVersion)
-    max_jobs_per_day = IntegerField()  # for each processor; shrinks with errors, grows with successes
+    max_jobs_per_day = IntegerField()  # for each processor; shrinks with errors, and grows again
     n_jobs_today = IntegerField(default=0)
     quota_day = IntegerField(default=0)  # days since the epoch
     consecutive_valid = IntegerField(default=0)
@@ -553,9 +536,6 @@ class Workunit(Record):
     need_validate = BooleanField(default=False)  # [S4-18 S4-21]
     assimilate_state = IntEnumField(AssimilateState, default=A.INIT)  # [S4-14]
     file_delete_state = IntEnumField(FileDeleteState, default=F.INIT)  # of the inputs [S4-10]
-
-    class Meta:
-        constraints = [Check("min_quorum > 0"), Check("delay_bound > 0")]
 
 
 class Result(Record):
@@ -637,7 +617,7 @@ def save_all(rows):
             row._dirty.clear()
 
 
-# ---- 4. Store and writer -------------------------------------------------------
+# ---- 4. Store and writer -----------------------------------------------------
 #
 # All changes happen in one thread [D4]. It takes every function that waits, runs each in a
 # savepoint of one transaction, commits once with synchronous=FULL, and only then answers: no lock
@@ -757,12 +737,11 @@ def open_store(path):
 
     Raises StoreError, with advice, if it is damaged, not ours, or from a newer minigrid.
     """
-    new = not path.exists()
     db.init(str(path))
     try:
-        tables = [] if new else db.get_tables()
+        tables = db.get_tables() if path.exists() else []
         if tables and "meta" not in tables:
-            raise StoreError(f"{path} is not a minigrid store: choose another directory with --data")
+            raise StoreError(f"{path} is no minigrid store: choose another directory with --data")
         version = Meta.get_by_id("schema").value if "meta" in tables else None
         if version is not None and version > SCHEMA_VERSION:
             raise StoreError(f"{path} was made by a newer minigrid (schema {version}, this one "
@@ -770,22 +749,20 @@ def open_store(path):
         with db.atomic("IMMEDIATE"):
             for step in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
                 if step not in MIGRATIONS:
-                    raise StoreError(f"{path} has schema {step}, too old for this minigrid: open it "
-                                     f"with an older release first")
+                    raise StoreError(f"{path} has schema {step}, too old for this minigrid: "
+                                     f"open it with an older release first")
                 for statement in MIGRATIONS[step]:
                     db.execute_sql(statement)
             db.create_tables(TABLES)
             Meta.replace(name="schema", value=SCHEMA_VERSION).execute()
     except DatabaseError as error:
-        raise StoreError(f"cannot open {path}: {error}. If the file is damaged, put back the newest "
-                         f"copy from {path.parent / 'backup'}") from error
+        raise StoreError(f"cannot open {path}: {error}. If the file is damaged, put back the "
+                         f"newest copy from {path.parent / 'backup'}") from error
 
 
 def lock_directory(data):
-    """Hold the data directory for this process; released by its death, however it dies.
-
-    SQLite's own file lock is used because it is the same on every system. Raises StoreError.
-    """
+    """Hold the data directory until this process dies, however it dies. Raises StoreError."""
+    # SQLite's own file lock, because it is the same on every system.
     lock = sqlite3.connect(data / "server.lock", timeout=0, check_same_thread=False)
     try:
         lock.execute("BEGIN EXCLUSIVE")
@@ -799,8 +776,7 @@ def lock_directory(data):
 def server_note(data):
     """Say in brackets which process serves a data directory, as it noted itself."""
     try:
-        note = json.loads((data / "server.json").read_text())
-        return f"(process {note['pid']}, {note['url'] or 'no address yet'})"
+        return "(process {pid}, {url})".format(**json.loads((data / "server.json").read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return "(process unknown)"
 
@@ -811,21 +787,18 @@ def append_exactly(path, data):
     The store holds the size that is true. What a crash left behind it is cut off by the next call.
     """
     known = Meta.get_or_none(name=f"size of {path.name}")
-    size = known.value if known else 0
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "r+b" if path.exists() else "w+b") as file:
-        end = file.seek(0, os.SEEK_END)
+        end, size = file.seek(0, os.SEEK_END), known.value if known else 0
         if end < size:
             log.warning("%s is shorter than it was: somebody cut or replaced it", path)
-        file.truncate(min(size, end))
-        size = file.seek(0, os.SEEK_END) + len(data)
-        file.write(data)
+        size = file.seek(file.truncate(min(size, end))) + file.write(data)
         file.flush()
         os.fsync(file.fileno())
     Meta.replace(name=f"size of {path.name}", value=size).execute()
 
 
-# ---- 5. Settings and project ---------------------------------------------------
+# ---- 5. Settings and project -------------------------------------------------
 
 
 def setting(default, about):
@@ -842,7 +815,7 @@ class Settings:
     host: str = setting("0.0.0.0", "address to listen on; 127.0.0.1 for this machine only")
     port: int = setting(8080, "port to listen on; 0 takes a free one")
     apps: str = setting("plugins/apps", "application files, or directories of them")
-    plugins: str = setting("python_apps quorum dispatch api status upkeep commands",
+    plugins: str = setting("python_apps quorum dispatch cleanup api status upkeep commands",
                            "modules of plugins/ to load")
     stock: int = setting(100, "unsent results to keep ready for each application")
     request_delay: float = setting(5, "s a client is asked to wait between requests")
@@ -852,9 +825,9 @@ class Settings:
     purge_delay: int = setting(7 * 86400, "s that finished workunits stay in the store")
     max_wus_to_send: int = setting(8, "results in one reply, for each processor")
     max_wus_in_progress: int = setting(16, "results that a host may hold, for each processor")
-    daily_result_quota: int = setting(1000, "results a day, for each processor; shrinks with errors")
+    daily_result_quota: int = setting(1000, "results a day and processor; errors shrink it")
     one_result_per_user_per_wu: bool = setting(False, "no two copies to computers of one user")
-    infeasible_max: int = setting(50, "refusals for lack of memory, disk or speed that end a result")
+    infeasible_max: int = setting(50, "refusals (memory, disk, speed) that end a result")
     resend_lost_results: bool = setting(True, "send again what a client has lost")
     send_result_abort: bool = setting(True, "tell clients to drop what nobody needs [C42]")
     reliable_priority_on_over: int = setting(0, "added priority of repeats [T10]")
@@ -865,28 +838,11 @@ class Settings:
     backups: int = setting(7, "daily backups to keep; 0 makes none")
 
 
-def make_settings(given, where):
-    """Build Settings from text values. Raises ClientError naming the key that is wrong."""
-    known, values = {f.name: f for f in dataclasses.fields(Settings)}, {}
-    for key, text in given.items():
-        if key not in known:
-            raise ClientError(f"{where}: unknown setting '{key}'; known are {', '.join(known)}")
-        kind = known[key].type
-        try:
-            if kind is bool and str(text).lower() not in ("true", "false", "yes", "no", "1", "0"):
-                raise ValueError
-            values[key] = str(text).lower() in ("true", "yes", "1") if kind is bool else kind(text)
-            if kind in (int, float) and not 0 <= values[key] < 1e15:
-                raise ValueError
-        except ValueError:
-            raise ClientError(f"{where}: setting '{key}' must be a {kind.__name__}"
-                              f"{', not negative' if kind is not bool else ''}; "
-                              f"found '{text}'") from None
-    return Settings(**values)
-
-
 def read_settings(path, **overrides):
-    """Read [minigrid] of a configuration file, where there is one; overrides win."""
+    """Read [minigrid] of a configuration file, where there is one; overrides win.
+
+    Raises ClientError naming the file and the key that is wrong.
+    """
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read(path, encoding="utf-8")
@@ -894,7 +850,23 @@ def read_settings(path, **overrides):
         raise ClientError(f"{path}: {error}") from None
     given = dict(parser["minigrid"]) if parser.has_section("minigrid") else {}
     given.update({key: value for key, value in overrides.items() if value is not None})
-    return make_settings(given, path)
+    known = {f.name: f.type for f in dataclasses.fields(Settings)}
+    for key, text in given.items():
+        try:
+            kind = known[key]
+            if kind is bool:
+                given[key] = parser.BOOLEAN_STATES[str(text).lower()]
+            else:
+                given[key] = kind(text)
+                assert kind is str or 0 <= given[key] < 1e15
+        except (ValueError, KeyError, AssertionError):
+            if key not in known:
+                raise ClientError(f"{path}: unknown setting '{key}'; known are "
+                                  f"{', '.join(known)}") from None
+            wanted = {bool: "yes or no", int: "a whole number", float: "a number"}[kind]
+            raise ClientError(f"{path}: setting '{key}' must be {wanted}, not negative; "
+                              f"found '{text}'") from None
+    return Settings(**given)
 
 
 class Project:
@@ -907,7 +879,7 @@ class Project:
         self.write = Writer()
         self.lock = None
         self.retry_files_at = 0  # the first pass of a process retries failed deletions [F2]
-        self.put_off = {}  # (application name, workunit id or 0) -> not before this time
+        self.put_off = {}  # (application name, workunit id) -> not before this time
         self.errors = []  # the last troubles, for the status page: (time, text)
         self.counts = Counter()  # passes, requests, refused requests, errors of stages
 
@@ -958,29 +930,29 @@ def remember(now, text):
     project.errors = project.errors[-19:] + [(now, text)]
 
 
-# ---- 6. Applications -----------------------------------------------------------
+# ---- 6. Applications ---------------------------------------------------------
 #
 # What an application is for the core: parameters and hooks that take and give bytes. How one is
 # found, checked and called (a Python file, native programs) is the business of a loader plugin,
 # which bounds the time of its hooks and turns what they raise into a PluginError [D6].
 
 PARAMETERS = {  # workunit parameter -> type
-    "priority": int, "delay_bound": int, "min_quorum": int, "target_nresults": int,
-    "max_error_results": int, "max_total_results": int, "max_success_results": int,
-    "rsc_fpops_est": float, "rsc_fpops_bound": float, "rsc_memory_bound": float,
-    "rsc_disk_bound": float, "credit": float,
+    **dict.fromkeys(("priority", "delay_bound", "min_quorum", "target_nresults",
+                     "max_error_results", "max_total_results", "max_success_results"), int),
+    **dict.fromkeys(("rsc_fpops_est", "rsc_fpops_bound", "rsc_memory_bound", "rsc_disk_bound",
+                     "credit"), float),
 }
 FAULTS_MAX = 20  # workunits put off before the whole application is
+ALL, GENERATOR = 0, -1  # in the place of a workunit's id: all of an application, its workunit(i)
 
 
 @dataclass
 class Application:
     """A loaded application and its rows in the store.
 
-    `hooks`: workunit(i) -> {"input": bytes, parameters} or None: no more; parse(bytes) -> answer,
-    ValueError: unreadable; compare(a, b) -> do two answers agree?; check_set(answers) -> index of
-    the canonical one, or None, and is itself None where the answers are to vote;
-    assimilate(told, bytes or None) -> JSON text to keep, None, or "defer".
+    Its hooks: workunit(i) -> {"input": bytes, parameters} or None; parse(bytes) -> answer;
+    compare(a, b) -> do two answers agree?; check_set(answers) -> index of the canonical one or
+    None, itself None where answers vote; assimilate(told, bytes or None) -> JSON text, None, "defer".
     """
 
     name: str
@@ -1003,7 +975,7 @@ def check_parameters(given):
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(f"{name} must be a number, found {value!r}")
-        floor = -2**31 if name == "priority" else 0 if name in ("credit", "max_error_results") else 1
+        floor = {"priority": -2**31, "credit": 0, "max_error_results": 0}.get(name, 1)
         ceiling = 2**31 - 1 if PARAMETERS[name] is int else 1e30
         if not floor <= value <= ceiling or PARAMETERS[name] is int and value != int(value):
             raise ValueError(f"{name} must be a {'whole ' * (PARAMETERS[name] is int)}number "
@@ -1013,20 +985,18 @@ def check_parameters(given):
     full.setdefault("max_success_results", max(6, target + 2))
     full.setdefault("max_total_results", max(10, full["max_success_results"] + 2))
     full.setdefault("max_error_results", min(3, full["max_total_results"]))
-    for less, more in (("min_quorum", "target_nresults"),
-                       ("target_nresults", "max_success_results"),
-                       ("max_success_results", "max_total_results"),
-                       ("max_error_results", "max_total_results")):
+    full.setdefault("rsc_fpops_bound", 1000 * full.setdefault("rsc_fpops_est", 1e9))
+    for pair in ("min_quorum target_nresults", "target_nresults max_success_results",
+                 "max_success_results max_total_results", "max_error_results max_total_results",
+                 "rsc_fpops_est rsc_fpops_bound"):
+        less, more = pair.split()
         if full[less] > full[more]:
-            raise ValueError(f"{less} ({full[less]}) must not be above {more} ({full[more]})")
+            raise ValueError(f"{less} ({full[less]:g}) must not be above {more} ({full[more]:g})")
     return full
 
 
 def sync_apps(paths, now):
-    """Load applications and enter them into the store; return the faults as texts.
-
-    `paths` are files or directories. A file that is not right costs that application only.
-    """
+    """Load applications from files and directories; return the faults, which stop no other."""
     faults = []
     for path in map(Path, paths):
         found = [(p, file) for p in plugins if hasattr(p, "find") for file in p.find(path)]
@@ -1047,31 +1017,30 @@ def sync_apps(paths, now):
 def enter_app(loader, application, now):
     """Enter an application, and its version if that is new. Runs in the writer."""
     row, _ = App.get_or_create(name=application.name, defaults={"create_time": now})
-    application.id = row.id
     loader.enter(application, row, now)
+    application.id = row.id
 
 
 def put_off(application, wu_id, now, error):
-    """Let what an application failed on wait for six hours; too much of it stops them all.
-
-    Kept in memory only: whoever has mended the file starts the server again, and need not wait.
-    """
+    """Let what an application failed on wait for six hours; too much of it stops them all."""
+    # In memory only: whoever has mended the file starts the server again, and need not wait.
     remember(now, str(error))
     project.put_off[application.name, wu_id] = now + RETRY_SECONDS
     if sum(name == application.name for name, _ in project.put_off) > FAULTS_MAX:
-        project.put_off[application.name, 0] = now + RETRY_SECONDS
+        project.put_off[application.name, ALL] = now + RETRY_SECONDS
         remember(now, f"{application.path}: failed on {FAULTS_MAX} workunits; put off for six "
                       f"hours, or until the server is started again")
 
 
 def working(now):
     """Return the applications whose hooks may be called: {id: Application}."""
-    for key in [key for key, until in project.put_off.items() if until <= now]:
-        del project.put_off[key]
-    return {a.id: a for a in apps.values() if (a.name, 0) not in project.put_off}
+    for key, until in list(project.put_off.items()):
+        if until <= now:
+            project.put_off.pop(key, None)
+    return {a.id: a for a in apps.values() if (a.name, ALL) not in project.put_off}
 
 
-# ---- 7. Work and files ---------------------------------------------------------
+# ---- 7. Work and files -------------------------------------------------------
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 
@@ -1112,22 +1081,6 @@ def output_files(result):
     return [{"name": f"{result.name}_out"}] if files is None else files
 
 
-def delete_files(folder, files):
-    """Delete files; return whether all are gone. One that was not there counts as gone [F1 F3]."""
-    gone = True
-    for file in files:
-        path = file_path(folder, file["name"])
-        try:
-            if not file.get("no_delete"):
-                path.unlink()
-        except FileNotFoundError:
-            gone &= path.parent.exists()  # A lost directory is trouble, a lost file is not.
-        except OSError as error:
-            log.warning("cannot delete %s: %s", path, error)
-            gone = False
-    return gone
-
-
 def add_work(application, number, given, now):
     """Make one workunit with its input file and first results; return it [S2-02].
 
@@ -1145,7 +1098,7 @@ def add_work(application, number, given, now):
         numbers = check_parameters(given)
     except ValueError as error:
         raise PluginError(f"{application.path}: workunit({number}): {error}") from None
-    credit = numbers.pop("credit", numbers.get("rsc_fpops_est", 1e9) / 1e8)
+    credit = numbers.pop("credit", numbers["rsc_fpops_est"] / 1e8)
     name = f"{application.name}_{number}"
     store_file("download", f"{name}_in", content)
     file = dict(name=f"{name}_in", sha256=hashlib.sha256(content).hexdigest(), nbytes=len(content))
@@ -1157,7 +1110,7 @@ def add_work(application, number, given, now):
     return wu
 
 
-# ---- 8. Scheduler --------------------------------------------------------------
+# ---- 8. Scheduler ------------------------------------------------------------
 
 
 @dataclass
@@ -1258,10 +1211,8 @@ def schedule(request, now):
     held = list(Result.select(Result, Workunit).join(Workunit)
                 .where(IN_PROGRESS, Result.host == host).order_by(Result.id))
     held = [r for r in held if r.name not in set(reply.acks)]
-    if settings.send_result_abort:
-        tell_what_to_drop(request, reply, held)
-    if request.other_results is not None and (settings.resend_lost_results or lost_some):
-        resend_lost(request, reply, held, changed, now)
+    (look_at_held,) = plugged("look_at_held")
+    look_at_held(request, reply, held, lost_some, changed, now)
     if request.work_req_seconds > 0:
         if now - host.work_time < settings.min_sendwork_interval:
             wait = host.work_time + settings.min_sendwork_interval - now
@@ -1359,11 +1310,10 @@ def receive(r, report, host, versions, now):
     r.cpu_time = max(report.cpu_time, 0)
     r.stderr_out = "" if good else report.stderr_out[-16384:]
     r.workunit.transition_time = now  # [S0-09 S0-12 S0-14 S4-04]
-    turnaround = now - r.sent_time
-    host.avg_turnaround += 0.3 * (turnaround - host.avg_turnaround) if host.avg_turnaround else turnaround
-    version = versions.get(r.app_version_id)
-    if version:
-        learn(version, r, good)
+    weight = 0.3 if host.avg_turnaround else 1
+    host.avg_turnaround += weight * (now - r.sent_time - host.avg_turnaround)
+    if r.app_version_id in versions:
+        learn(versions[r.app_version_id], r, good)
 
 
 def learn(version, r, good):
@@ -1374,51 +1324,15 @@ def learn(version, r, good):
     quota = project.settings.daily_result_quota
     if good:
         version.max_jobs_per_day = min(max(version.max_jobs_per_day, 1) * 2, quota)
+        version.et_n += 1
         pace = r.elapsed_time / r.workunit.rsc_fpops_est
-        weight = max(0.1, 1 / (version.et_n + 1))
-        version.et_avg, version.et_n = version.et_avg + weight * (pace - version.et_avg), version.et_n + 1
+        version.et_avg += max(0.1, 1 / version.et_n) * (pace - version.et_avg)
     else:
         version.max_jobs_per_day = max(1, min(version.max_jobs_per_day, quota) - 1)
 
 
-def tell_what_to_drop(request, reply, held):
-    """Name the results in the client's hands that nobody needs any more [C42]."""
-    wanted = {r.name for r in held if r.workunit.assimilate_state != A.DONE
-              and not r.workunit.error_mask & E.CANCELLED}
-    names = [name for name in request.other_results or [] if name not in wanted]
-    rows = {r.name: r for r in Result.select(Result, Workunit).join(Workunit)
-            .where(Result.name.in_(names))} if names else {}
-    for name in names:
-        r = rows.get(name)
-        if r is None or r.host_id != reply.hostid or r.workunit.error_mask & E.CANCELLED:
-            reply.aborts.append(name)
-        else:
-            reply.aborts_if_not_started.append(name)
-
-
-def resend_lost(request, reply, held, changed, now):
-    """Send again what the host should hold and does not list, or give it up at once [C43].
-
-    What nobody needs, or cannot be done by its deadline any more, is given to others instead.
-    """
-    listed = set(request.other_results)
-    for r in held:
-        if r.name in listed:
-            continue
-        wu, application = r.workunit, next((a for a in apps.values() if a.id == r.app_id), None)
-        needed = not wu.error_mask and not wu.canonical_resultid
-        if needed and application and r.report_deadline - now > wu.delay_bound / 2:
-            reply.assignments.append(assignment(r, wu, application))
-        else:
-            r.report_deadline = now - 1
-            wu.transition_time = min(wu.transition_time, now)
-            changed += [r, wu]
-            say_to(reply, f"{r.name} is not sent again: it is no longer needed or too late")
-
-
-def assignment(r, wu, application):
+def assignment(r, wu, application, version):
     """Describe a result to the host that will compute it."""
-    version = next(v for v in application.versions.values())
     output = output_files(r)[0]["name"]
     nbytes_max = int(min(wu.rsc_disk_bound, project.settings.upload_bytes_max))
     return Assignment(
@@ -1428,9 +1342,9 @@ def assignment(r, wu, application):
         input={**wu.input_files[0], "url": f"/download/{wu.input_files[0]['name']}"},
         output={"name": output, "url": f"/upload/{output}", "nbytes_max": nbytes_max},
         report_deadline=r.report_deadline - project.settings.report_grace_period,
-        delay_bound=wu.delay_bound, rsc_fpops_est=wu.rsc_fpops_est,
-        rsc_fpops_bound=wu.rsc_fpops_bound, rsc_memory_bound=wu.rsc_memory_bound,
-        rsc_disk_bound=wu.rsc_disk_bound)
+        **{name: getattr(wu, name) for name in (
+            "delay_bound", "rsc_fpops_est", "rsc_fpops_bound", "rsc_memory_bound",
+            "rsc_disk_bound")})
 
 
 def send(r, wu, host, version, now):
@@ -1442,21 +1356,11 @@ def send(r, wu, host, version, now):
     wu.transition_time = min(wu.transition_time, r.report_deadline)
 
 
-# ---- 9. Transitioner -----------------------------------------------------------
-
-
-def expire(results, now):
-    """Time out what its host did not report by the deadline, strictly after it [C2]."""
-    for r in results:
-        if r.server_state == S.IN_PROGRESS and r.report_deadline < now:
-            fire(TIME_OUT, r)
+# ---- 9. Transitioner ---------------------------------------------------------
 
 
 def is_error(r):
-    """Say whether a result counts against max_error_results [C7].
-
-    A lost, detached or unneeded copy does not, nor one that its user aborted (exit status 203).
-    """
+    """Say whether a result counts against max_error_results; not if its user aborted it [C7]."""
     return r.server_state == S.OVER and (
         r.outcome == O.VALIDATE_ERROR or (r.outcome == O.CLIENT_ERROR and r.exit_status != 203))
 
@@ -1468,13 +1372,14 @@ def is_usable(r):
 
 
 def transition(wu, results, now):
-    """Apply the transitioner's rules to one workunit in memory; return the new results.
+    """Apply the transitioner's rules to a workunit and all its results in memory [S0-14..S0-35].
 
-    `results` are all of the workunit, in the order of their ids. Finds out what timed out, what
-    must be validated, whether the workunit failed, how many copies it needs, whose files may go,
-    and when to look again [S0-14..S0-35].
+    Finds out what timed out, what must be validated, whether the workunit failed, how many copies
+    it needs, whose files may go, and when to look again. Returns the new results, unsaved.
     """
-    expire(results, now)
+    for r in results:
+        if r.server_state == S.IN_PROGRESS and r.report_deadline < now:  # strictly [C2]
+            fire(TIME_OUT, r)
     canonical = next((r for r in results if r.id == wu.canonical_resultid), None)
     new_success = [r for r in results if is_usable(r) and r.validate_state == V.INIT]
     if canonical and canonical.file_delete_state == F.DONE:
@@ -1498,13 +1403,10 @@ def transition(wu, results, now):
 
 
 def make_results(wu, results, now):
-    """Make the copies a workunit needs, or find that it may have no more [C4 C5 C39].
-
-    The number of copies never exceeds max_total_results. A failed or decided workunit needs none.
-    """
+    """Make the copies a workunit needs, never above max_total_results [C4 C5 C39]."""
     room = wu.max_total_results - len(results)
     if room < 0:
-        fire(FAIL_TOTAL, wu)  # [S0-23] as it stands: limits were lowered, or a row was added by hand.
+        fire(FAIL_TOTAL, wu)  # [S0-23] as it stands: somebody lowered the limit.
     waiting = sum(r.server_state != S.OVER for r in results)
     needed = wu.target_nresults - waiting - sum(map(is_usable, results))
     if needed <= 0 or wu.error_mask or wu.canonical_resultid:
@@ -1512,7 +1414,7 @@ def make_results(wu, results, now):
     if room <= 0:
         fire(FAIL_TOTAL, wu)
         return []
-    if wu.transitioner_flags & TransitionerFlags.NO_NEW_RESULTS:  # [T9]
+    if wu.transitioner_flags & NO_NEW_RESULTS:  # [T9]
         return []
     taken = [int(r.name.rpartition("_")[2]) for r in results]
     first, priority = max(taken, default=-1) + 1, wu.priority + repeat_priority(results)
@@ -1546,11 +1448,10 @@ def abandon(wu, results):
 
 
 def all_settled(results, now):
-    """Say whether no report can come that would still need inputs or a canonical output [C17].
-
-    A copy that was given up may come until its deadline, which the grace period lies behind.
-    """
-    return all(r.server_state == S.OVER and not (r.outcome == O.NO_REPLY and r.report_deadline > now)
+    """Say whether no report can come that would still need inputs or a canonical output [C17]."""
+    # A copy that was given up early, when it was lost, is waited for until its deadline.
+    return all(r.server_state == S.OVER
+               and not (r.outcome == O.NO_REPLY and r.report_deadline > now)
                and not (r.outcome == O.SUCCESS and r.validate_state == V.INIT) for r in results)
 
 
@@ -1584,7 +1485,7 @@ def next_look(wu, results, now):
     NEVER only when nothing can happen without a report [S0-34 S4-06 S4-30 C9].
     """
     times = [r.report_deadline for r in results if r.server_state == S.IN_PROGRESS]
-    if times and min(times) < now:  # Cannot be after expire(); kept against a clock set back.
+    if times and min(times) < now:  # Not after the time-outs above; kept for a clock set back.
         return now + min(max(2 * (now - min(times)), 60), 86400)
     if not times and not wu.canonical_resultid and not wu.error_mask:
         times.append(now + max(10 * 86400, int(1.5 * wu.delay_bound)))  # the safety net
@@ -1593,7 +1494,7 @@ def next_look(wu, results, now):
     return min(times, default=NEVER)
 
 
-# ---- 10. Validator -------------------------------------------------------------
+# ---- 10. Validator -----------------------------------------------------------
 
 
 @dataclass
@@ -1619,44 +1520,48 @@ def candidates(results, decided):
 def validate(wu, results, verdict, hosts, now):
     """Apply the rules that follow from a verdict to one workunit in memory [S0-36..S0-52].
 
-    `hosts` maps host ids to (host, user), who get the credit. Results that came after the verdict
-    are left as they are, and the transitioner is told to look at once.
+    `hosts` maps result ids to (host, user, host's app version), who are rewarded. Results that came
+    after the verdict are left as they are, and the transitioner is told to look at once.
     """
-    decided = bool(wu.canonical_resultid) and any(r.id == wu.canonical_resultid for r in results)
-    looked_at = [r for r in candidates(results, decided) if r.id in verdict.seen]
-    missed = len(looked_at) < len(candidates(results, decided))
+    decided = any(r.id == wu.canonical_resultid for r in results)
+    todo = candidates(results, decided)
+    looked_at = [r for r in todo if r.id in verdict.seen]
+    before = {r.id: r.validate_state for r in looked_at}
     for r in looked_at:
         if r.id in verdict.unreadable:
             fire(UNREADABLE, r)
     good = [r for r in looked_at if r.id not in verdict.unreadable]
-    wake = missed or any(r.outcome == O.VALIDATE_ERROR for r in looked_at)  # [S4-07 S4-08 S0-51]
+    missed = len(looked_at) < len(todo)
+    wake = missed or len(good) < len(looked_at)  # [S4-07 S4-08 S0-51]
     if decided:
         for r in good:
             if r.id not in verdict.unsure:
-                settle_result(r, r.id in verdict.matching, wu, hosts, now)
+                settle_result(r, wu, verdict)
         wake = missed or not verdict.unsure and bool(looked_at)  # [S0-41]
         if verdict.unsure:
             wu.transition_time = min(wu.transition_time, now + RETRY_SECONDS)  # [C13]
     elif verdict.canonical:
-        accept(wu, results, good, verdict, hosts, now)
+        accept(wu, results, good, verdict, now)
         wake = missed
     elif len(looked_at) >= wu.min_quorum:
-        wake |= disagree(wu, results, good, verdict, now)
+        wake |= disagree(wu, good, verdict, now)
     if wake:
         wu.transition_time = now  # [S0-51 C13]
     fire(JUDGED, wu)
+    for r in looked_at:  # Last of all: no rule can fail any more, so no credit is given twice.
+        if r.validate_state != before[r.id] and r.id in hosts:
+            reward(r, *hosts[r.id], now)
 
 
-def accept(wu, results, good, verdict, hosts, now):
+def accept(wu, results, good, verdict, now):
     """Settle a workunit that has found its canonical result [S0-43..S0-48 C13]."""
     wu.canonical_resultid = verdict.canonical
-    limit = project.settings.max_granted_credit
-    wu.canonical_credit = min(max(wu.canonical_credit, 0), limit)
+    wu.canonical_credit = min(max(wu.canonical_credit, 0), project.settings.max_granted_credit)
     for r in good:
         if r.id in verdict.unsure:
             fire(LOOK_AGAIN, r)
         else:
-            settle_result(r, r.id in verdict.matching, wu, hosts, now)
+            settle_result(r, wu, verdict)
     fire(CONSENSUS if wu.assimilate_state == A.INIT else LATE_CONSENSUS, wu)
     for r in results:
         if r.server_state in (S.UNSENT, S.INACTIVE):
@@ -1665,11 +1570,8 @@ def accept(wu, results, good, verdict, hosts, now):
     wu.transition_time = now + RETRY_SECONDS if verdict.unsure else NEVER
 
 
-def disagree(wu, results, good, verdict, now):
-    """Ask for one more copy, or give up; return whether the transitioner must look at once.
-
-    [S0-49 S0-50 S4-09 S4-28 S4-59 C20 C21]
-    """
+def disagree(wu, good, verdict, now):
+    """Ask for one more copy, or give up; return whether to look at once [S0-50 S4-09 C20 C21]."""
     for r in good:
         fire(INCONCLUSIVE, r)
     if verdict.unsure:
@@ -1683,21 +1585,23 @@ def disagree(wu, results, good, verdict, now):
     return True
 
 
-def settle_result(r, match, wu, hosts, now):
+def settle_result(r, wu, verdict):
     """Call a result valid, with its credit, or invalid [S0-39 S0-40 S0-45 S2-04 S2-25]."""
+    match = r.id in verdict.matching
     fire(VALID if match else INVALID, r)
-    host, user, version = hosts.get(r.id, (None, None, None))
-    if version:
-        version.consecutive_valid = version.consecutive_valid + 1 if match else 0
-    if not match:
-        return
     credit = min(wu.canonical_credit, project.settings.max_granted_credit)
-    if credit <= 0:
-        return
-    r.granted_credit = credit
-    for holder in filter(None, (host, user)):
-        holder.total_credit += credit
-        add_to_average(holder, credit, now)
+    if match and credit > 0:
+        r.granted_credit = credit
+
+
+def reward(r, host, user, version, now):
+    """Add a verdict to what is known of a host, its user, and how it does with the version."""
+    valid = r.validate_state == V.VALID
+    if version:
+        version.consecutive_valid = version.consecutive_valid + 1 if valid else 0
+    for holder in filter(None, (host, user) if valid else ()):
+        holder.total_credit += r.granted_credit
+        add_to_average(holder, r.granted_credit, now)
 
 
 def add_to_average(holder, credit, now):
@@ -1708,7 +1612,7 @@ def add_to_average(holder, credit, now):
     holder.expavg_time = now
 
 
-# ---- 11. Stages ----------------------------------------------------------------
+# ---- 11. Stages --------------------------------------------------------------
 #
 # A stage finds workunits, calls plugins and touches files outside of the writer, and applies rules
 # to rows read inside the transaction that saves them: reports arrive meanwhile. It works in chunks,
@@ -1744,8 +1648,8 @@ def change(ids, still, act, now):
             del fired[mark:]
             project.counts["stage errors"] += 1
             remember(now, f"{label(wu)} {wu.name}: {error!r}: please report this as a bug")
-            Workunit.update(transition_time=now + RETRY_SECONDS).where(Workunit.id == wu.id).execute()
-            project.put_off[str(wu.app_id), wu.id] = now + RETRY_SECONDS
+            later = project.put_off[str(wu.app_id), wu.id] = now + RETRY_SECONDS
+            Workunit.update(transition_time=later).where(Workunit.id == wu.id).execute()
             continue
         changed = [row for row in (wu, *results, *extra) if row.dirty_fields]
         if changed:
@@ -1769,7 +1673,7 @@ def chunks(query):
 
 def waiting(condition, now, *more):
     """Return the query for ids of workunits that wait for a stage of their application."""
-    off = [wu_id for _, wu_id in project.put_off if wu_id]
+    off = [wu_id for _, wu_id in list(project.put_off) if wu_id > 0]
     return (Workunit.select(Workunit.id).order_by(Workunit.id)
             .where(condition, Workunit.app.in_(list(working(now))), Workunit.id.not_in(off), *more))
 
@@ -1781,8 +1685,8 @@ def generator(now):
     """
     made = 0
     for application in working(now).values():
-        given, batch = True, True
-        for _ in range(CHUNKS_MAX):
+        given = True
+        for _ in range(CHUNKS_MAX * ((application.name, GENERATOR) not in project.put_off)):
             unsent = Result.select().where(UNSENT, Result.app == application.id).count()
             number, batch = App.get_by_id(application.id).next_number, []
             try:
@@ -1793,7 +1697,7 @@ def generator(now):
                     batch.append(given)
                 made += project.write(lambda: generate(application, number, batch, now))
             except PluginError as error:
-                put_off(application, 0, now, error)
+                put_off(application, GENERATOR, now, error)
                 break
             if given is None or not batch:
                 break
@@ -1811,72 +1715,71 @@ def generate(application, number, batch, now):
 
 def transitioner(now):
     """Stage: handle every workunit whose transition_time is past [S0-15]."""
-    query = (Workunit.select(Workunit.id).order_by(Workunit.id)
+    query = (Workunit.select(Workunit.id).order_by(Workunit.transition_time, Workunit.id)
              .where(DUE, Workunit.transition_time < now,
-                    Workunit.transitioner_flags.bin_and(1) == 0))  # [T9]
-    return sum(project.write(lambda: change(
-        ids, lambda wu: wu.transition_time < now,
-        lambda wu, results: transition(wu, results, now), now)) for ids in chunks(query))
+                    Workunit.transitioner_flags.bin_and(NO_TRANSITION) == 0).limit(CHUNK))  # [T9]
+    done = 0
+    for _ in range(CHUNKS_MAX):  # What was handled is not due any more, so the query moves on.
+        if not (ids := [row[0] for row in query.tuples()]):
+            break
+        done += project.write(lambda: change(
+            ids, lambda wu: wu.transition_time < now,
+            lambda wu, results: transition(wu, results, now), now))
+    return done
 
 
 def validator(now):
     """Stage: settle the workunits that have results to compare [S0-36 S2-25]."""
+    return work_off(TO_VALIDATE, lambda wu, results, application: application.judge(
+        wu, results, application), settle_all, now)
+
+
+def work_off(condition, work, settle, now):
+    """Let applications work on what waits, outside of the writer; settle it in the writer.
+
+    `work(wu, results, application)` reads only; `settle({wu id: what work returned}, now)`
+    changes rows read anew. A workunit an application fails on is put off alone.
+    """
     done = 0
-    for ids in chunks(waiting(TO_VALIDATE, now)):
-        verdicts = {}
+    for ids in chunks(waiting(condition, now)):
+        found = {}
         for wu, results in load(ids):
-            application = working(now).get(wu.app_id)
+            application = working(now).get(wu.app_id)  # None: put off by one of these just now
             try:
                 if application:
-                    verdicts[wu.id] = application.judge(wu, results, application)
-            except Exception as error:
-                put_off(application, wu.id, now, f"{wu.name}: cannot be judged: {error}")
-        done += project.write(lambda: settle_all(verdicts, now))
+                    found[wu.id] = work(wu, results, application)
+            except Exception as error:  # A hook, or a file that is missing or damaged.
+                put_off(application, wu.id, now, f"{wu.name}: {error}")
+        done += project.write(lambda: settle(found, now))
     return done
 
 
 def settle_all(verdicts, now):
-    """Apply verdicts to rows read now, with the credit of hosts and users. Runs in the writer."""
-    holders = {}
-    for r in (Result.select(Result, Host, User).join(Host).switch(Result)
-              .join(User, on=Result.user == User.id)
+    """Apply verdicts to rows read now, and reward hosts and users. Runs in the writer."""
+    one, hosts = {}, {}  # each host, user and version is one row, however many results it has
+    for r in (Result.select(Result.id, Result.host, Result.user, Result.app_version)
               .where(Result.workunit.in_(list(verdicts)), Result.outcome == O.SUCCESS)):
-        host = holders.setdefault(("host", r.host_id), r.host)
-        user = holders.setdefault(("user", r.user_id), r.user)
-        version = None
-        if r.app_version_id:
-            key = "version", r.host_id, r.app_version_id
-            version = holders.get(key) or HostAppVersion.get_or_none(
-                host=r.host_id, app_version=r.app_version_id)
-            holders[key] = version
-        holders["result", r.id] = host, user, version
-    hosts = {key[1]: value for key, value in holders.items() if key[0] == "result"}
-    rows = {id(row): row for key, row in holders.items() if key[0] != "result" and row}
+        keys = [(Host, dict(id=r.host_id)), (User, dict(id=r.user_id)),
+                (HostAppVersion, dict(host=r.host_id, app_version=r.app_version_id))]
+        hosts[r.id] = []
+        for model, wanted in keys:
+            key = (model, *wanted.values())
+            if key not in one:
+                one[key] = model.get_or_none(**wanted)
+            hosts[r.id].append(one[key])
     done = change(list(verdicts), lambda wu: wu.need_validate, lambda wu, results:
                   validate(wu, results, verdicts[wu.id], hosts, now), now)
-    save_all(rows.values())
+    save_all(filter(None, one.values()))
     return done
 
 
 def assimilator(now):
     """Stage: give answers, and failures, to their applications, each once [S0-53..S0-55 S2-35].
 
-    The hook runs outside of the writer. What it returns is kept in data/results in the transaction
-    that says DONE: exactly once [S4-31 C23]. What it does elsewhere may be repeated after a crash;
-    the workunit's name is the key to recognise that.
+    What a handler returns is kept in the transaction that says DONE: exactly once [S4-31 C23].
+    What it does elsewhere may be repeated after a crash; the workunit's name tells it so.
     """
-    done = 0
-    for ids in chunks(waiting(TO_ASSIMILATE, now)):
-        kept = {}
-        for wu, results in load(ids):
-            application = working(now).get(wu.app_id)
-            try:
-                if application:
-                    kept[wu.id] = assimilate(wu, results, application)
-            except Exception as error:  # Its hook, or a file that is missing or damaged.
-                put_off(application, wu.id, now, f"{wu.name}: {error}")
-        done += project.write(lambda: keep(kept, now))
-    return done
+    return work_off(TO_ASSIMILATE, assimilate, keep, now)
 
 
 def assimilate(wu, results, application):
@@ -1918,84 +1821,12 @@ def keep(kept, now):
     return done
 
 
-def file_deleter(now):
-    """Stage: delete the files of workunits and results that are ready to go [S2-07 S4-13 S4-62].
-
-    Failed deletions are tried again in the first pass of the process, then hourly [F2].
-    """
-    states = [FILES_READY]
-    if project.retry_files_at <= now:
-        states, project.retry_files_at = [FILES_STUCK, FILES_READY], now + 3600
-    done = 0
-    for state in states:
-        for model in (Workunit, Result):
-            for ids in chunks(model.select(model.id).where(state).order_by(model.id)):
-                rows = model.select().where(model.id.in_(ids))
-                gone = {row.id: delete_files("download", row.input_files) if model is Workunit
-                        else delete_files("upload", output_files(row)) for row in rows}
-                done += project.write(lambda: mark_deleted(model, gone, now))
-    return done
+STAGES = (generator, transitioner, validator, assimilator)
 
 
-def mark_deleted(model, gone, now):
-    """Note which rows' files are gone. Runs in the writer."""
-    rows = [row for row in model.select().where(model.id.in_(list(gone)))
-            if row.file_delete_state in (F.READY, F.ERROR)]
-    for row in rows:
-        if gone[row.id] or row.file_delete_state != F.ERROR:
-            fire(DELETED if gone[row.id] else NOT_DELETED, row)
-        if model is Workunit:
-            row.mod_time = now
-    save_all(rows)
-    return len(rows)
-
-
-def purger(now):
-    """Stage: move finished workunits from the store to data/archive [S4-12].
-
-    Only when all their results are over and no file of theirs waits to be deleted [P1 P3].
-    """
-    done = 0
-    query = (Workunit.select(Workunit.id).order_by(Workunit.id)
-             .where(FILES_GONE, Workunit.mod_time <= now - project.settings.purge_delay))
-    for ids in chunks(query):
-        units = [(wu, results) for wu, results in load(ids) if purgeable(wu, results)]
-        for _, results in units:  # Outputs that came unasked for go with their rows [P2 C16].
-            for r in results:
-                if r.file_delete_state != F.DONE:
-                    delete_files("upload", output_files(r))
-        done += project.write(lambda: purge([wu.id for wu, _ in units], now))
-    return done
-
-
-def purgeable(wu, results):
-    """Say whether nothing of a workunit is unfinished."""
-    return wu.file_delete_state == F.DONE and (
-        all(r.server_state == S.OVER and r.file_delete_state in (F.INIT, F.DONE)
-            for r in results))
-
-
-def purge(ids, now):
-    """Archive workunits, one JSON line each, and remove their rows. Runs in the writer."""
-    lines, gone = [], []
-    for wu, results in load(ids):
-        if not purgeable(wu, results):
-            continue
-        fire(PURGE, wu)
-        record = {**wu.__data__, "purge_time": now, "results": [
-            {k: v for k, v in r.__data__.items() if k != "stderr_out"} for r in results]}
-        lines.append(canonical_json(record) + "\n")
-        gone.append(wu.id)
-    if gone:
-        month = time.strftime("%Y-%m", time.gmtime(now))
-        append_exactly(project.data / "archive" / f"workunits-{month}.jsonl.gz",
-                       gzip.compress("".join(lines).encode(), mtime=now))
-        Result.delete().where(Result.workunit.in_(gone)).execute()
-        Workunit.delete().where(Workunit.id.in_(gone)).execute()
-    return len(gone)
-
-
-STAGES = (generator, transitioner, validator, assimilator, file_deleter, purger)
+def all_stages():
+    """Return the stages in their sequence: the core's, then the plugins' (files, purge)."""
+    return sum(plugged("STAGES"), STAGES)
 
 
 def run_pass(now, stages=None):
@@ -2004,7 +1835,7 @@ def run_pass(now, stages=None):
     A stage that fails is logged, counted and shown, and does not stop the others.
     """
     done = {}
-    for stage in stages or STAGES:
+    for stage in stages or all_stages():
         try:
             done[stage.__name__] = stage(now)
         except StoreError as error:  # Full or read only: nothing is half done; try again.
@@ -2018,20 +1849,7 @@ def run_pass(now, stages=None):
     return done
 
 
-def cancel(ids, now):
-    """Give workunits up on their owner's word (bit 16); return how many [C9 C42].
-
-    Copies in the hands of volunteers are called back at their next request. Runs in the writer.
-    """
-    def stop(wu, results):
-        fire(CANCEL, wu)
-        wu.transition_time = 0
-
-    return change(ids, lambda wu: not wu.error_mask & E.CANCELLED
-                  and wu.assimilate_state == A.INIT, stop, now)
-
-
-# ---- 12. HTTP ------------------------------------------------------------------
+# ---- 12. HTTP ----------------------------------------------------------------
 #
 # A route parses, calls one function, serialises; routes are the business of plugins. Here is what
 # is common to all of them: errors become one plain sentence, whoever asks and whatever went wrong.
@@ -2080,7 +1898,7 @@ def base_url():
     return f"{url.scheme}://{url.netloc}" if re.fullmatch(r"[\w.:\[\]-]{1,255}", url.netloc) else ""
 
 
-# ---- 13. Process and command line ----------------------------------------------
+# ---- 13. Process and command line --------------------------------------------
 
 
 def wall_clock():
@@ -2091,7 +1909,7 @@ def wall_clock():
 def load_plugins(names):
     """Load the modules of plugins/ that a project uses. Raises PluginError.
 
-    A plugin is a module with some of: routes(app, clock), commands(subparsers), daily(now),
+    A plugin is a module with some of: routes(app, clock), commands(subparsers), hourly(now),
     find/load/enter for applications, VALIDATION, give_work.
     """
     here = Path(__file__).resolve().parent
@@ -2131,10 +1949,12 @@ def running(settings, paths, clock=wall_clock):
         note = {"pid": os.getpid(), "url": f"http://127.0.0.1:{port}"}
         (project.data / "server.json").write_text(json.dumps(note))
         threading.Thread(target=server.run, name="http", daemon=True).start()
+        run_pass(clock(), STAGES[:1])  # The first volunteer shall not wait for the first pass.
         jobs = BackgroundScheduler(timezone="UTC", executors={"default": ThreadPoolExecutor(1)})
         common = dict(coalesce=True, max_instances=1, misfire_grace_time=None)  # [D7]
         jobs.add_job(lambda: run_pass(clock()), "interval", seconds=1, **common)
-        jobs.add_job(lambda: daily(clock()), "interval", days=1, **common)
+        for work in plugged("hourly"):
+            jobs.add_job(lambda work=work: work(clock()), "interval", hours=1, **common)
         jobs.start()
         yield note["url"]
     finally:
@@ -2144,16 +1964,6 @@ def running(settings, paths, clock=wall_clock):
         if jobs:
             jobs.shutdown(wait=True)
         close_project()
-
-
-def daily(now):
-    """Run what the plugins do once a day; one that fails does not stop the others."""
-    for work in plugged("daily"):
-        try:
-            work(now)
-        except Exception as error:
-            log.exception("daily work failed")
-            remember(now, f"{work.__module__}: {error}")
 
 
 def main(arguments=None):

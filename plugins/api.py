@@ -69,7 +69,7 @@ def routes(app, clock):
         return upload(name, bottle.request, clock())
 
 
-# ---- Requests ------------------------------------------------------------------
+# ---- Requests ----------------------------------------------------------------
 
 
 def read_json(nbytes_max):
@@ -181,7 +181,7 @@ def acknowledge_only(request, now, error):
                                   f"keep your results and try again later", "notice")
 
 
-# ---- Accounts ------------------------------------------------------------------
+# ---- Accounts ----------------------------------------------------------------
 
 
 def register(now, nickname="", email_addr="", password=""):
@@ -221,7 +221,7 @@ def new_key():
     return f"{project.rng.getrandbits(128):032x}"
 
 
-# ---- Files ---------------------------------------------------------------------
+# ---- Files -------------------------------------------------------------------
 
 uploading, uploading_lock = set(), threading.Lock()
 

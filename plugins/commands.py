@@ -97,7 +97,7 @@ def app_paths(text):
             else HERE.joinpath(*path.parts[1:]) for path in map(Path, text.split())]
 
 
-# ---- Showing progress ----------------------------------------------------------
+# ---- Showing progress --------------------------------------------------------
 
 
 def say(text=""):
@@ -146,7 +146,7 @@ def stop_signal():
             signal.signal(name, handler)
 
 
-# ---- serve ---------------------------------------------------------------------
+# ---- serve -------------------------------------------------------------------
 
 
 def addresses(port):
@@ -204,7 +204,7 @@ def verbose(options):
         logging.getLogger("minigrid").setLevel(logging.CRITICAL)
 
 
-# ---- demo and run --------------------------------------------------------------
+# ---- demo and run ------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -340,7 +340,7 @@ def run(options):
     return 0 if finished else 130
 
 
-# ---- try -----------------------------------------------------------------------
+# ---- try ---------------------------------------------------------------------
 
 
 def try_app(options):
@@ -404,7 +404,7 @@ def try_in(options, path):
 def three_passes(now):
     """Let three seconds go by, each with all stages but the generator; return the time."""
     for now in range(now + 1, now + 4):
-        show_rules(lambda: minigrid.run_pass(now, minigrid.STAGES[1:]))
+        show_rules(lambda: minigrid.run_pass(now, minigrid.all_stages()[1:]))
     return now
 
 
@@ -519,7 +519,7 @@ def preview(content, length=60):
     return text if len(text) <= length else text[:length] + " ..."
 
 
-# ---- join, status, cancel, check, backup ---------------------------------------
+# ---- join, status, cancel, check, backup -------------------------------------
 
 
 def join(options):
@@ -572,9 +572,9 @@ def cancel(options):
         if unknown:
             raise ClientError(f"no workunit or application is called {', '.join(unknown)}; "
                               f"nothing was cancelled")
-        now, n = wall_clock(), 0
+        (cancel_all,), now, n = plugged("cancel_workunits"), wall_clock(), 0
         for i in range(0, len(ids), 100):
-            n += project.write(lambda: minigrid.cancel(ids[i:i + 100], now))
+            n += project.write(lambda: cancel_all(ids[i:i + 100], now))
         say(f"{n} workunits cancelled; volunteers who hold copies are told at their next contact")
     return 0
 

@@ -1,15 +1,64 @@
 """BOINC's way of handing out work: by priority, then age, if the host can do it in time [D8].
 
-A dispatch policy chooses among the unsent results and says why it gave none; `send()` of the core
-changes the states. What a host cannot do is counted, and ends when too many could not [S0-13].
+A dispatch policy chooses among the unsent results and says why it gave none, resends what was lost,
+and names what need not be done any more; `send()` of the core changes the states. What a host
+cannot do is counted, and ends when too many could not [S0-13].
 """
 
 from collections import Counter
 
 from peewee import SQL, fn
 
-from minigrid import (COULDNT_SEND, UNSENT, HostAppVersion, Result, Workunit, assignment, fire,
-                      project, say_to, send, working)
+from minigrid import (COULDNT_SEND, UNSENT, AppVersion, AssimilateState, ErrorMask, HostAppVersion,
+                      Result, Workunit, apps, assignment, fire, project, say_to, send, working)
+
+
+def look_at_held(request, reply, held, lost_some, changed, now):
+    """Tell a host what to drop of its results in progress, and send again what it has lost.
+
+    `held` are the results the store believes it to have; `lost_some` says that it reported
+    something twice, so a reply of ours may not have arrived [C43].
+    """
+    if project.settings.send_result_abort:
+        tell_what_to_drop(request, reply, held)
+    if request.other_results is not None and (project.settings.resend_lost_results or lost_some):
+        resend_lost(request, reply, held, changed, now)
+
+
+def tell_what_to_drop(request, reply, held):
+    """Name the results in the client's hands that nobody needs any more [C42]."""
+    wanted = {r.name for r in held if r.workunit.assimilate_state != AssimilateState.DONE
+              and not r.workunit.error_mask & ErrorMask.CANCELLED}
+    names = [name for name in request.other_results or [] if name not in wanted]
+    rows = {r.name: r for r in Result.select(Result, Workunit).join(Workunit)
+            .where(Result.name.in_(names))} if names else {}
+    for name in names:
+        r = rows.get(name)
+        if r is None or r.host_id != reply.hostid or r.workunit.error_mask & ErrorMask.CANCELLED:
+            reply.aborts.append(name)
+        else:
+            reply.aborts_if_not_started.append(name)
+
+
+def resend_lost(request, reply, held, changed, now):
+    """Send again what the host should hold and does not list, or give it up at once [C43].
+
+    What nobody needs, or cannot be done by its deadline any more, is given to others instead.
+    """
+    listed = set(request.other_results)
+    for r in held:
+        if r.name in listed:
+            continue
+        wu, application = r.workunit, next((a for a in apps.values() if a.id == r.app_id), None)
+        needed = not wu.error_mask and not wu.canonical_resultid
+        if needed and application and r.report_deadline - now > wu.delay_bound / 2:
+            version = AppVersion.get_by_id(r.app_version_id)
+            reply.assignments.append(assignment(r, wu, application, version))
+        else:
+            r.report_deadline = now - 1
+            wu.transition_time = min(wu.transition_time, now)
+            changed += [r, wu]
+            say_to(reply, f"{r.name} is not sent again: it is no longer needed or too late")
 
 
 def give_work(request, reply, host, versions, n_held, changed, now):
@@ -48,7 +97,7 @@ def give_work(request, reply, host, versions, n_held, changed, now):
         quota.n_jobs_today += 1
         versions[version.id] = quota
         changed += [r, wu]
-        reply.assignments.append(assignment(r, wu, application))
+        reply.assignments.append(assignment(r, wu, application, version))
         taken.add(wu.id)
         seconds += runtime
         if len(taken) >= room or (len(taken) >= wanted and seconds >= request.work_req_seconds):

@@ -113,7 +113,7 @@ def enter(application, row, now):
     application.versions["python"] = last
 
 
-# ---- Calling hooks -------------------------------------------------------------
+# ---- Calling hooks -----------------------------------------------------------
 
 
 def wrap(path, hooks, takes, returns):

@@ -1,13 +1,12 @@
-"""Keeping a project sound: the check of store and files, backups, and files nobody knows [C46]."""
+"""Keeping a project sound: check of store and files, cancelling, backups, unknown files [C46]."""
 
-import random
 import sqlite3
 import time
 
 import minigrid
 from minigrid import FileDeleteState as F
-from minigrid import Outcome as O
-from minigrid import Result, ServerState, Workunit, db, file_path, log, output_files, project
+from minigrid import (AssimilateState, ErrorMask, Outcome, Result, Workunit, db, file_path, log,
+                      output_files, project)
 
 NEVER = minigrid.NEVER
 
@@ -80,7 +79,7 @@ def file_violations():
             if there != (wu.file_delete_state == F.INIT) and not file.get("no_delete"):
                 found.append(f"input {file['name']} is {'there' if there else 'missing'}")
     query = Result.select(Result.name, Result.output_files, Result.file_delete_state).where(
-        (Result.outcome == O.SUCCESS) & Result.validate_state.in_([1]) |
+        (Result.outcome == Outcome.SUCCESS) & Result.validate_state.in_([1]) |
         (Result.file_delete_state == F.DONE))
     for r in query.iterator():
         for file in output_files(r):
@@ -108,6 +107,35 @@ def spot_check(rng):
     if wu.transition_time == NEVER and not wu.need_validate and wu.assimilate_state == 0:
         wrong.append("nothing will ever wake it")
     return [f"{wu.name}: {text}" for text in wrong]
+
+
+def cancel_workunits(ids, now):
+    """Give workunits up on their owner's word (bit 16); return how many [C9 C42].
+
+    Copies in the hands of volunteers are called back at their next request. Runs in the writer.
+    """
+    def stop(wu, results):
+        minigrid.fire(minigrid.CANCEL, wu)
+        wu.transition_time = 0
+
+    def unfinished(wu):
+        return wu.assimilate_state == AssimilateState.INIT and not \
+            wu.error_mask & ErrorMask.CANCELLED
+
+    return minigrid.change(ids, unfinished, stop, now)
+
+
+def hourly(now):
+    """Do the daily work when a day has gone by, also if the server never runs a whole day."""
+    last = minigrid.Meta.get_or_none(name="daily")
+    if last and now - last.value < 86400 - 60:
+        return
+    project.write(lambda: minigrid.Meta.replace(name="daily", value=now).execute())
+    try:
+        daily(now)
+    except Exception as error:
+        log.exception("daily work failed")
+        minigrid.remember(now, f"daily work failed: {error}")
 
 
 def daily(now):

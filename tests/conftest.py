@@ -1,5 +1,6 @@
 """Fixtures for all tests: the plugins a real server loads, and nothing left open."""
 
+import make
 import pytest
 
 import minigrid
@@ -9,3 +10,25 @@ import minigrid
 def plugins():
     """Load the plugins once, as the process does."""
     minigrid.load_plugins(minigrid.Settings.plugins.split())
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """One place for all small projects: making its 512 directories takes longer than most tests."""
+    return tmp_path_factory.mktemp("project")
+
+
+@pytest.fixture
+def grid(folder):
+    """An open project with the two applications of make.py and a stock of no work."""
+    with make.project(folder, {"count": make.COUNT, "near": make.NEAR}, stock=0) as project:
+        yield project
+
+
+@pytest.fixture
+def fired(monkeypatch):
+    """The rules that fire during a test of pure functions, as names; settings are the defaults."""
+    monkeypatch.setattr(minigrid.project, "settings", minigrid.Settings())
+    minigrid.fired.clear()
+    yield lambda: [rule.name for rule, _ in minigrid.fired]
+    minigrid.fired.clear()

@@ -1,0 +1,111 @@
+"""The last two stages: delete files that nobody needs, move finished workunits to the archive.
+
+Core rules say which files may go; what becomes of a finished workunit is a project's choice, so it
+is here: one JSON line in data/archive, compressed by month.
+"""
+
+import gzip
+import time
+
+from minigrid import (DELETED, FILES_GONE, FILES_READY, FILES_STUCK, NOT_DELETED, PURGE,
+                      FileDeleteState, Result, ServerState, Workunit, append_exactly,
+                      canonical_json, chunks, file_path, fire, load, log, output_files, project,
+                      save_all)
+
+F = FileDeleteState
+
+
+def delete_files(folder, files):
+    """Delete files; return whether all are gone. One that was not there counts as gone [F1 F3]."""
+    gone = True
+    for file in files:
+        path = file_path(folder, file["name"])
+        try:
+            if not file.get("no_delete"):
+                path.unlink()
+        except FileNotFoundError:
+            gone &= path.parent.exists()  # A lost directory is trouble, a lost file is not.
+        except OSError as error:
+            log.warning("cannot delete %s: %s", path, error)
+            gone = False
+    return gone
+
+
+def file_deleter(now):
+    """Stage: delete the files of workunits and results that are ready to go [S2-07 S4-13 S4-62].
+
+    Failed deletions are tried again in the first pass of the process, then hourly [F2].
+    """
+    states = [FILES_READY]
+    if project.retry_files_at <= now:
+        states, project.retry_files_at = [FILES_STUCK, FILES_READY], now + 3600
+    done = 0
+    for state in states:
+        for model in (Workunit, Result):
+            for ids in chunks(model.select(model.id).where(state).order_by(model.id)):
+                rows = model.select().where(model.id.in_(ids))
+                gone = {row.id: delete_files("download", row.input_files) if model is Workunit
+                        else delete_files("upload", output_files(row)) for row in rows}
+                done += project.write(lambda: mark_deleted(model, gone, now))
+    return done
+
+
+def mark_deleted(model, gone, now):
+    """Note which rows' files are gone. Runs in the writer."""
+    rows = [row for row in model.select().where(model.id.in_(list(gone)))
+            if row.file_delete_state in (F.READY, F.ERROR)]
+    for row in rows:
+        if gone[row.id] or row.file_delete_state != F.ERROR:
+            fire(DELETED if gone[row.id] else NOT_DELETED, row)
+        if model is Workunit:
+            row.mod_time = now
+    save_all(rows)
+    return len(rows)
+
+
+def purger(now):
+    """Stage: move finished workunits from the store to data/archive [S4-12].
+
+    Only when all their results are over and no file of theirs waits to be deleted [P1 P3].
+    """
+    done = 0
+    query = (Workunit.select(Workunit.id).order_by(Workunit.id)
+             .where(FILES_GONE, Workunit.mod_time <= now - project.settings.purge_delay))
+    for ids in chunks(query):
+        units = [(wu, results) for wu, results in load(ids) if purgeable(wu, results)]
+        for _, results in units:  # Outputs that came unasked for go with their rows [P2 C16].
+            for r in results:
+                if r.file_delete_state != F.DONE:
+                    delete_files("upload", output_files(r))
+        done += project.write(lambda: purge([wu.id for wu, _ in units], now))
+    return done
+
+
+def purgeable(wu, results):
+    """Say whether nothing of a workunit is unfinished."""
+    return wu.file_delete_state == F.DONE and (
+        all(r.server_state == ServerState.OVER and r.file_delete_state in (F.INIT, F.DONE)
+            for r in results))
+
+
+def purge(ids, now):
+    """Archive workunits, one JSON line each, and remove their rows. Runs in the writer."""
+    lines, gone = [], []
+    for wu, results in load(ids):
+        if not purgeable(wu, results):
+            continue
+        fire(PURGE, wu)
+        record = {**wu.__data__, "purge_time": now, "results": [
+            {k: v for k, v in r.__data__.items() if k != "stderr_out"} for r in results]}
+        lines.append(canonical_json(record) + "\n")
+        gone.append(wu.id)
+    if gone:
+        month = time.strftime("%Y-%m", time.gmtime(now))
+        append_exactly(project.data / "archive" / f"workunits-{month}.jsonl.gz",
+                       gzip.compress("".join(lines).encode(), mtime=now))
+        Result.delete().where(Result.workunit.in_(gone)).execute()
+        Workunit.delete().where(Workunit.id.in_(gone)).execute()
+    return len(gone)
+
+
+STAGES = (file_deleter, purger)

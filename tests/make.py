@@ -1,0 +1,226 @@
+"""Builders: rows that are in no store, small projects in a directory, and clients of them."""
+
+import contextlib
+import itertools
+import random
+from dataclasses import dataclass
+
+import minigrid as m
+
+S, O, V = m.ServerState, m.Outcome, m.ValidateState
+NOW = 1_700_000_000
+DAY, RETRY = 86400, 6 * 3600
+
+
+# ---- Rows in memory ------------------------------------------------------------
+
+
+def wu(**changes):
+    """A workunit of quorum 2 whose deadline is 1000 s after sending, looked at just now."""
+    return m.Workunit(**{**dict(
+        id=1, app=1, name="unit_7", number=7, create_time=NOW - 5000, mod_time=NOW - 5000,
+        input_files=[], delay_bound=1000, transition_time=NOW - 1, canonical_credit=10), **changes})
+
+
+def row(**changes):
+    """A result without name and id: numbered() gives them."""
+    return m.Result(**{**dict(workunit=1, app=1, create_time=NOW - 5000), **changes})
+
+
+def unsent(**changes):
+    return row(**changes)
+
+
+def sent(deadline=NOW + 500, **changes):
+    """A result in progress with a deadline."""
+    return row(**{**dict(server_state=S.IN_PROGRESS, sent_time=deadline - 1000,
+                         report_deadline=deadline), **changes})
+
+
+def over(outcome, validate_state=V.INIT, **changes):
+    """A result that ended: reported 100 s ago, unless nothing was."""
+    reported = outcome in (O.SUCCESS, O.CLIENT_ERROR, O.VALIDATE_ERROR, O.CLIENT_DETACHED)
+    return row(**{**dict(
+        server_state=S.OVER, outcome=outcome, validate_state=validate_state,
+        sent_time=NOW - 900, report_deadline=NOW - 50 if outcome == O.NO_REPLY else NOW + 100,
+        received_time=(NOW - 100) * reported), **changes})
+
+
+def success(validate_state=V.INIT, **changes):
+    return over(O.SUCCESS, validate_state, **changes)
+
+
+def error(exit_status=1, **changes):
+    return over(O.CLIENT_ERROR, V.INVALID, exit_status=exit_status, **changes)
+
+
+def lost(**changes):
+    return over(O.NO_REPLY, **changes)
+
+
+def numbered(unit, results):
+    """Give results the ids 1, 2 ... and the names of copies of the unit; return them."""
+    for n, r in enumerate(results):
+        r.id, r.name = n + 1, f"{unit.name}_{n}"
+    return results
+
+
+def states(rows, name):
+    """The values of one field."""
+    return [getattr(r, name) for r in rows]
+
+
+# ---- Projects ------------------------------------------------------------------
+
+COUNT = '''"""count: i for i, two must agree."""
+
+
+def workunit(i):
+    return {"input": i} if i < 3 else None
+
+
+def compute(input):
+    return input
+'''
+
+NEAR = COUNT + '''
+
+def parse(output):
+    """Strings are troubles: "away" for now, any other for ever; a list is odd company."""
+    if output == "away":
+        raise OSError("the disk is away")
+    if isinstance(output, str):
+        raise ValueError("not a number")
+    return output
+
+
+def compare(a, b):
+    if a == [] or b == []:
+        raise ValueError("nothing compares to this")
+    if a == {} or b == {}:
+        raise OSError("cannot be compared just now")
+    return abs(a - b) <= 1
+
+
+def assimilate(workunit, answer):
+    """Files in the results folder make it fail, or ask for patience."""
+    if (workunit.folder / "fail").exists():
+        raise RuntimeError("I do not like it")
+    if (workunit.folder / "defer").exists():
+        return "defer"
+    return [answer, workunit.input]
+'''
+
+
+@contextlib.contextmanager
+def project(folder, apps, **settings):
+    """Open a project in a folder, empty though an older one may have left directories there."""
+    data = folder / "data"
+    for path in [*data.glob("*.db*"), *data.glob("*load/*/*"), *data.glob("results/*"),
+                 *data.glob("archive/*"), *folder.glob("*.py")]:
+        path.unlink()
+    for name, text in apps.items():
+        (folder / f"{name}.py").write_text(text)
+    restart(folder, **settings)
+    yield m.project
+    m.close_project()
+
+
+def restart(folder, **settings):
+    """Open a project as a new process would, with whatever application files lie in its folder."""
+    m.open_project(m.Settings(data=str(folder / "data"), **settings), random.Random(1), lock=False)
+    m.db.execute_sql("PRAGMA synchronous = OFF")
+    return m.sync_apps([folder], NOW - DAY)
+
+
+def settings(**changes):
+    """Change settings of the open project."""
+    m.project.settings = m.dataclasses.replace(m.project.settings, **changes)
+
+
+def add(app="near", number=0, now=NOW, **parameters):
+    """Make one workunit in the store, with its first copies; return it."""
+    given = {"input": b"%d" % number, **parameters}
+    return m.project.write(lambda: m.add_work(m.apps[app], number, given, now))
+
+
+def units():
+    """All workunits, as the store has them."""
+    return list(m.Workunit.select().order_by(m.Workunit.id))
+
+
+def copies(**where):
+    """All results, as the store has them."""
+    return list(m.Result.select().filter(**where).order_by(m.Result.id))
+
+
+def result(name):
+    return m.Result.get(name=name)
+
+
+def dump():
+    """Everything the store holds."""
+    return {table: m.db.execute_sql(f'SELECT * FROM "{table}" ORDER BY 1').fetchall()
+            for table in m.db.get_tables()}
+
+
+def output(name):
+    """Where the output of a result lies."""
+    return m.file_path("upload", f"{name}_out")
+
+
+# ---- Clients -------------------------------------------------------------------
+
+
+serial = itertools.count()
+
+
+@dataclass
+class Client:
+    """A client directory of a user: remembers its host id and counts its requests."""
+
+    key: str = "ann"
+    cpid: str = ""
+    hostid: int = 0
+    seqno: int = 0
+
+    def __post_init__(self):
+        m.User.get_or_create(authenticator=self.key, defaults=dict(create_time=0, name=self.key))
+        self.cpid = self.cpid or f"client {next(serial)}"
+
+    def ask(self, now=NOW, **more):
+        """Send one request; return the reply."""
+        request = m.Request(**{**dict(
+            authenticator=self.key, hostid=self.hostid, rpc_seqno=self.seqno, host_cpid=self.cpid),
+            **more})
+        reply = m.project.write(lambda: m.schedule(request, now))
+        if reply.hostid != self.hostid:
+            self.hostid, self.seqno = reply.hostid, 0
+        self.seqno += 1
+        return reply
+
+    def fetch(self, now=NOW, **more):
+        """Ask for work; return the names of the results given."""
+        reply = self.ask(now, **{**dict(work_req_seconds=1), **more})
+        return [a.name for a in reply.assignments]
+
+    def report(self, name, answer=None, now=NOW, **more):
+        """Report a result, with its output, or without as an error; return the reply."""
+        if answer is not None:
+            output(name).write_text(answer)
+        told = m.Report(name, client_state=3 if answer is None else 5,
+                        exit_status=1 if answer is None else 0, elapsed_time=1)
+        return self.ask(now, reports=[told], **more)
+
+    def host(self):
+        return m.Host.get_by_id(self.hostid)
+
+
+def answered(*answers, now=NOW, **parameters):
+    """Make a workunit and have its copies answered, None being an error; return its name."""
+    unit = add(now=now, **{**dict(min_quorum=len(answers)), **parameters})
+    for n, answer in enumerate(answers):
+        client = Client(f"user {n}")
+        for name in client.fetch(now):
+            client.report(name, answer, now)
+    return unit.name
