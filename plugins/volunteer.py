@@ -566,6 +566,7 @@ class BadFile(Exception):
 
 
 def sha256_of(path):
+    """Return the SHA-256 of a file as hex, read in pieces."""
     digest = hashlib.sha256()
     with open(path, "rb") as f:
         while True:
@@ -864,6 +865,7 @@ def status_of(error):
 
 
 def main():
+    """Run the client; return the exit status."""
     os.chdir(sys.argv[1])
     sys.path[:] = [p for p in sys.path if p != os.path.dirname(os.path.abspath(__file__))]
     with open("job.json") as f:
@@ -1620,6 +1622,7 @@ def describe_host(directory, n_cpus):
 
 
 def processor_model():
+    """Return what the system calls its processor, or nothing."""
     with contextlib.suppress(OSError, AttributeError):
         text = Path("/proc/cpuinfo").read_text(errors="replace")
         return plain(re.search(r"(?m)^model name\s*:\s*(.*)$", text).group(1), 100)
@@ -1627,6 +1630,7 @@ def processor_model():
 
 
 def memory_bytes():
+    """Return how much memory the computer has, in bytes; 0 where it does not say."""
     with contextlib.suppress(AttributeError, ValueError, OSError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(Exception):  # Windows
@@ -1679,6 +1683,7 @@ def choose_directory(url, wanted):
 
 
 def parse_arguments(argv):
+    """Read the command line."""
     p = argparse.ArgumentParser(
         prog="volunteer.py", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Give this computer's spare time to a minigrid server.",
@@ -1732,6 +1737,7 @@ def obey_signals(client):
 
 
 def stop_with_stdin(client):
+    """Stop the client when its standard input ends: its parent has died."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
