@@ -951,8 +951,8 @@ class Application:
     """A loaded application and its rows in the store.
 
     Its hooks: workunit(i) -> {"input": bytes, parameters} or None; parse(bytes) -> answer;
-    compare(a, b) -> do two answers agree?; check_set(answers) -> index of the canonical one or
-    None, itself None where answers vote; assimilate(told, bytes or None) -> JSON text, None, "defer".
+    compare(a, b) -> do they agree?; check_set(answers) -> index of the canonical one or None,
+    itself None where answers vote; assimilate(told, bytes or None) -> JSON text, None or "defer".
     """
 
     name: str

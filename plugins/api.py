@@ -228,7 +228,7 @@ uploading, uploading_lock = set(), threading.Lock()
 
 def send_file(path):
     """Send a file with Range and ETag; its content never changes under its name."""
-    answer = bottle.static_file(path.name, root=str(path.parent), mimetype="application/octet-stream")
+    answer = bottle.static_file(path.name, str(path.parent), mimetype="application/octet-stream")
     if answer.status_code == 404:
         raise ClientError(f"there is no file {path.name} here (any more)", 404)
     if answer.status_code < 400:

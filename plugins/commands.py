@@ -24,10 +24,14 @@ import time
 from pathlib import Path
 
 import minigrid
-from minigrid import (App, ClientError, Firing, Meta, PluginError, Report, Request, Result, Settings,
-                      StoreError, Workunit, apps, open_project, plugged, project, running, wall_clock)
+from minigrid import (App, ClientError, Firing, Meta, PluginError, Report, Request, Result,
+                      Settings, StoreError, Workunit, apps, open_project, plugged, project,
+                      running, wall_clock)
 
 HERE = Path(__file__).resolve().parent
+DISAGREE = """
+The copies disagree. Does compute() use the time, the process, or randomness of its own? The module
+random is seeded alike for all copies; or let compare() forgive small differences."""
 
 
 def commands(parsers):
@@ -57,8 +61,8 @@ def commands(parsers):
     join_parser.add_argument("arguments", nargs=argparse.REMAINDER)
     join_parser.set_defaults(run=join)
     add(parsers, "status", show_status, "say how a project is doing", server=False, data=True)
-    cancel_parser = add(parsers, "cancel", cancel, "give up workunits; volunteers are told at their "
-                        "next contact", server=False, data=True)
+    cancel_parser = add(parsers, "cancel", cancel, "give up workunits; volunteers are told at "
+                        "their next contact", server=False, data=True)
     cancel_parser.add_argument("names", nargs="+", metavar="NAME",
                                help="a workunit, or an application: all its unfinished workunits")
     add(parsers, "check", check, "check store and files for what must never be", server=False,
@@ -77,7 +81,7 @@ def add(parsers, name, run, about, server=True, data=False, epilog=None):
         parser.add_argument("--data", metavar="DIR", help="directory of store and files "
                             "(default: data)")
     if server:
-        parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0: any free)")
+        parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0: any)")
         parser.add_argument("--host", help="address to listen on")
         parser.add_argument("--verbose", action="store_true", help="one line for each rule fired")
     return parser
@@ -160,7 +164,8 @@ def addresses(port):
 
 def join_line(url):
     """Return the line that makes a volunteer of a machine that has only Python."""
-    return f'python3 -c "import urllib.request as u; exec(u.urlopen(\'{url}/volunteer.py\').read())" {url}'
+    (line,) = plugged("JOIN")
+    return line.format(url=url)
 
 
 def serve(options):
@@ -276,22 +281,22 @@ def compute_all(settings, paths, n, stop, url_shown):
         return finished
 
 
-def local_settings(options, **more):
+def local_settings(options):
     """Return settings for a project of this machine alone: quick, and not open to others."""
     return settings_of(options, host="127.0.0.1", request_delay=0.5, min_sendwork_interval=0,
-                       max_wus_to_send=2, **more)
+                       max_wus_to_send=2, port=free_port() if options.port is None else None)
 
 
 def demo(options):
     """Compute the picture of the Mandelbrot set with three volunteers of our own."""
     verbose(options)
-    settings = local_settings(options, port=options.port if options.port is not None else free_port())
+    settings = local_settings(options)
     picture = Path(settings.data).resolve() / "results" / "mandelbrot.png"
 
     def show(url, totals):
-        say(f"Three volunteers compute {totals['mandelbrot']} tiles of the Mandelbrot set, each tile "
-            f"twice; only what two\nof them agree on goes into the picture. Watch it grow at {url}\n"
-            f"Ctrl-C stops; the next 'minigrid demo' goes on.\n")
+        say(f"Three volunteers compute {totals['mandelbrot']} tiles of the Mandelbrot set, each "
+            f"tile twice; only what\ntwo of them agree on goes into the picture. Watch it grow at "
+            f"{url}\nCtrl-C stops; the next 'minigrid demo' goes on.\n")
 
     with stop_signal() as stop:
         finished = compute_all(settings, app_paths("plugins/apps/mandelbrot.py"), 3, stop, show)
@@ -319,8 +324,7 @@ def run(options):
     n = options.volunteers if options.volunteers is not None else max(2, os.cpu_count() or 2)
     if n < 1:
         raise ClientError("--volunteers must be at least 1")
-    port = options.port if options.port is not None else free_port()
-    settings = local_settings(options, port=port)
+    settings = local_settings(options)
 
     def show(url, totals):
         for name, application in apps.items():
@@ -371,8 +375,8 @@ def try_in(options, path):
          f"{preview(given['input'])}", shown and f"with {shown}")
     again = application.hooks["workunit"](options.number)
     if again != given:
-        raise PluginError(f"{path}: workunit({options.number}) gave something else the second time; "
-                          f"it must be the same for the same number")
+        raise PluginError(f"{path}: workunit({options.number}) gave something else the second "
+                          f"time; it must be the same for the same number")
     wu = project.write(lambda: minigrid.add_work(application, options.number, given, now))
     names, n_hosts = [], 0
     while wu.assimilate_state < 2 and n_hosts < wu.max_total_results + 2:
@@ -389,10 +393,8 @@ def try_in(options, path):
     if answers.exists():
         line = json.loads(answers.read_text().splitlines()[0])
         if line["errors"]:
-            raise PluginError(f"{path}: the workunit failed: {', '.join(line['errors'])}" + (
-                "\nThe copies disagree. Does compute() use the time, the process, or randomness of "
-                "its own?\nThe module random is seeded alike for all copies; or let compare() "
-                "forgive small differences." if "TOO_MANY_SUCCESS_RESULTS" in line["errors"] else ""))
+            more = DISAGREE if "TOO_MANY_SUCCESS_RESULTS" in line["errors"] else ""
+            raise PluginError(f"{path}: the workunit failed: {', '.join(line['errors'])}{more}")
         step(f"kept      {preview(json.dumps(line['answer']).encode())}")
     made = [f.name for f in (project.data / "results").iterdir() if f.name != answers.name]
     if made:
@@ -532,8 +534,8 @@ def store_only(options):
     """Open an existing store, beside a running server or without one."""
     settings = settings_of(options)
     if not (Path(settings.data) / "minigrid.db").exists():
-        raise StoreError(f"there is no project in {settings.data}: start one with 'minigrid serve', "
-                         f"or name another directory with --data")
+        raise StoreError(f"there is no project in {settings.data}: start one with 'minigrid "
+                         f"serve', or name another directory with --data")
     open_project(settings, random.Random(0), lock=False)
     try:
         yield settings

@@ -107,8 +107,9 @@ def enter(application, row, now):
     if last is None or last.files[0]["sha256"] != sha256:
         number = last.version_num + 1 if last else 1
         name = f"{application.name}_{number}_{sha256[:8]}.py"
+        file = dict(name=name, sha256=sha256, nbytes=len(content), main=True)
         last = AppVersion.create(app=row, create_time=now, platform="python", version_num=number,
-                                 files=[dict(name=name, sha256=sha256, nbytes=len(content), main=True)])
+                                 files=[file])
     store_file("download", last.files[0]["name"], content)
     application.versions["python"] = last
 
@@ -146,9 +147,10 @@ def wrap(path, hooks, takes, returns):
         value = hook("assimilate")(told, answer) if hooks["assimilate"] else answer
         if value == "defer" or value is None and not told.errors:
             return value
-        line = dict(workunit=told.name, number=told.number, errors=told.errors, answer=value)
+        kept = value.hex() if isinstance(value, bytes) else value
         try:
-            return canonical_json({**line, "answer": value.hex()} if isinstance(value, bytes) else line)
+            return canonical_json(dict(workunit=told.name, number=told.number, errors=told.errors,
+                                       answer=kept))
         except (TypeError, ValueError):
             raise PluginError(f"{path}: assimilate() must return a JSON value, 'defer' or None; "
                               f"found {value!r:.80}") from None
@@ -210,7 +212,7 @@ class HookThread:
         """Return function(*args). Raises what it raises, or TimeoutError after hook_seconds."""
         if self.tasks is None:
             self.tasks = queue.SimpleQueue()
-            threading.Thread(target=self._run, args=(self.tasks,), name="hooks", daemon=True).start()
+            threading.Thread(target=self._run, args=(self.tasks,), daemon=True).start()
         future = concurrent.futures.Future()
         self.tasks.put((future, function, args))
         seconds = minigrid.project.settings.hook_seconds

@@ -865,7 +865,6 @@ def status_of(error):
 
 
 def main():
-    """Run the client; return the exit status."""
     os.chdir(sys.argv[1])
     sys.path[:] = [p for p in sys.path if p != os.path.dirname(os.path.abspath(__file__))]
     with open("job.json") as f:
@@ -1745,6 +1744,7 @@ def stop_with_stdin(client):
 
 
 def main(argv=None):
+    """Run the client; return the exit status."""
     args = parse_arguments(argv)
     directory, held = choose_directory(args.url, args.dir)
     voice = Voice(args.quiet)

@@ -168,7 +168,8 @@ def difference(expected, got):
 # They are tried only on vectors that carry the code of their row.
 
 SKIP = {"V12": "hosts cannot be missing here", "V13": "no notion of a suspicious result",
-        "V16": "not a state that arises here", "S2": "not reachable here", "S3": "not reachable here"}
+        "V16": "not a state that arises here",
+        "S2": "not reachable here", "S3": "not reachable here"}
 SUCCESS, VALIDATE_ERROR = 1, 6
 INIT, VALID, INVALID, NO_CHECK, INCONCLUSIVE, TOO_LATE = range(6)
 
@@ -179,7 +180,8 @@ def pairs(vector, after):
 
 def settled(results):
     """All over, none waiting for validation, no deadline of a given-up copy ahead [C17]."""
-    return all(r["server_state"] == 5 and not (r["outcome"] == 4 and (r["report_deadline"] or 0) > 0)
+    return all(r["server_state"] == 5
+               and not (r["outcome"] == 4 and (r["report_deadline"] or 0) > 0)
                and not (r["outcome"] == SUCCESS and r["validate_state"] == INIT) for r in results)
 
 
@@ -188,7 +190,7 @@ def t1(vector, after):
     changed = False
     for r in after["results"]:
         canonical = r.get("id") == after["wu"]["canonical_resultid"]
-        if r["outcome"] == VALIDATE_ERROR and r["server_state"] == 5 and r["file_delete_state"] == 0 \
+        if (r["outcome"], r["server_state"], r["file_delete_state"]) == (VALIDATE_ERROR, 5, 0) \
                 and (not canonical or settled(after["results"])):
             r["file_delete_state"] = changed = 1
     return changed
@@ -514,7 +516,8 @@ def test_file_deleter(grid):
                     path.mkdir()
                 elif state.startswith("present"):
                     path.write_bytes(b"x")
-                files.append({"name": name, **({"no_delete": True} if "no_delete" in state else {})})
+                more = {"no_delete": True} if "no_delete" in state else {}
+                files.append({"name": name, **more})
                 placed.setdefault(owner, []).append((path, state))
             if owner == "in":
                 m.Workunit.update(input_files=files).where(m.Workunit.id == key).execute()
@@ -567,7 +570,7 @@ def test_scheduler_report(scheduler):
         m.Host.update(user=user).where(m.Host.id == host).execute()
         suffix = {r["id"]: r["name_suffix"] for r in vector["before"]["results"]}
         name = f"wu1_{suffix[action['result']]}" if action["result"] in suffix else "no_such_result"
-        told = m.Report(name, client_state=action["client_state"], exit_status=action["exit_status"])
+        told = m.Report(name, action["client_state"], action["exit_status"])
         reply = m.project.write(lambda: m.schedule(request(host, user, reports=[told]), BASE))
         want = expectation(vector, taken)
         if want:

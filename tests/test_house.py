@@ -40,7 +40,8 @@ def test_core_stays_small_enough_to_be_read():
 @pytest.mark.parametrize("path", [ROOT / "minigrid.py", *PLUGINS], ids=lambda p: p.stem)
 def test_functions_are_short_and_documented(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in [*tree.body, *(n for c in tree.body if isinstance(c, ast.ClassDef) for n in c.body)]:
+    methods = (n for c in tree.body if isinstance(c, ast.ClassDef) for n in c.body)
+    for node in [*tree.body, *methods]:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             length = node.end_lineno - node.lineno + 1
             if isinstance(node, ast.FunctionDef):
@@ -92,7 +93,7 @@ def rules_table():
     for rule in minigrid.RULES.values():
         def show(changes):
             return ", ".join(
-                f"{name} {'/'.join(v.name if hasattr(v, 'name') else str(v) for v in sorted(values))}"
+                f"{name} {'/'.join(getattr(v, 'name', str(v)) for v in sorted(values))}"
                 for name, values in changes.items())
         before = show(rule.before)
         after = show({name: [value] for name, value in rule.after.items()})
