@@ -283,7 +283,7 @@ RESUME = rule(
     "a deferred assimilation: all copies are over and judged now",
     dict(assimilate_state={A.INIT}), dict(assimilate_state=A.READY))
 FREE_INPUT = rule(
-    "free inputs", "transitioner", "S0-29 S0-30 S2-07 S4-11 S4-32 C17",
+    "free inputs", "transitioner", "S0-29 S0-30 S2-07 S2-19 S4-11 S4-32 C17",
     "assimilated, all copies over and judged: nobody will ask for the inputs",
     dict(file_delete_state={F.INIT}), dict(file_delete_state=F.READY))
 FREE_OUTPUT = rule(
@@ -373,6 +373,7 @@ DEVIATIONS = {rule_id: why for rule_ids, why in (  # what no code carries out
     ("S4-44", "C14: CLIENT_DETACHED"),
     ("S4-58", "C15: no such state; outcome VALIDATE_ERROR"),
     ("C37 C41", "wording and layout of the sources; nothing to carry out"),
+    ("C36", "the black list comes with the policies of trust (S3-29)"),
     ("C38", "waiting times learned per host come with X-Com's dispatch (S3-08)"),
 ) for rule_id in rule_ids.split()}
 
@@ -510,7 +511,7 @@ class HostAppVersion(Record):
 class Workunit(Record):
     """A task: parameters set at creation, and state fields that only rules change."""
 
-    app = ForeignKeyField(App)
+    app = ForeignKeyField(App, index=False)
     name = CharField(unique=True)
     number = BigIntegerField(null=True)  # the i of workunit(i)
     create_time = BigIntegerField()
@@ -580,8 +581,8 @@ class Firing(Record):
 TABLES = (Meta, User, Host, App, AppVersion, HostAppVersion, Workunit, Result, Firing)
 INDEXES = (
     ("workunit_due", Workunit, (Workunit.transition_time,), DUE),
-    ("workunit_to_validate", Workunit, (Workunit.id,), TO_VALIDATE),
-    ("workunit_to_assimilate", Workunit, (Workunit.id,), TO_ASSIMILATE),
+    ("workunit_to_validate", Workunit, (Workunit.id, Workunit.app), TO_VALIDATE),
+    ("workunit_to_assimilate", Workunit, (Workunit.id, Workunit.app), TO_ASSIMILATE),
     ("workunit_files_ready", Workunit, (Workunit.id,), FILES_READY),
     ("workunit_files_stuck", Workunit, (Workunit.id,), FILES_STUCK),
     ("workunit_to_purge", Workunit, (Workunit.mod_time,), FILES_GONE),
@@ -653,7 +654,7 @@ class Writer:
 
     def __init__(self):
         self.waiting = queue.SimpleQueue()
-        self.thread = None
+        self.thread = self.working = None  # `working`: the thread in the middle of a transaction
         self.trouble = ""  # why the last commit failed; empty while all is well
 
     def start(self):
@@ -669,8 +670,10 @@ class Writer:
             self.thread = None
 
     def __call__(self, function):
+        if self.working is threading.current_thread():
+            return function()  # One change asks for another: they are one.
         task = concurrent.futures.Future(), function
-        if self.thread and threading.current_thread() is not self.thread:
+        if self.thread:
             self.waiting.put(task)
         else:
             self._commit([task])
@@ -690,7 +693,7 @@ class Writer:
         db.close()
 
     def _commit(self, tasks):
-        answers, done = [], []
+        answers, done, self.working = [], [], threading.current_thread()
         try:
             with db.atomic("IMMEDIATE"):
                 for future, function in tasks:
@@ -700,9 +703,12 @@ class Writer:
         except DatabaseError as error:  # The commit failed: nothing of the group happened.
             if len(tasks) > 1:  # One of them may be to blame: each alone, then.
                 return [self._commit([task]) for task in tasks]
+            while isinstance(error.__context__, (DatabaseError, sqlite3.Error)):
+                error = error.__context__  # what the failed rollback hides
             self.trouble = str(error)
             refusal = StoreError(f"the server's store cannot be written: {error}")
             answers, done = [(tasks[0][0], None, refusal)], []
+        self.working = None
         for rule, row in done:
             log.info("%s %s: %s", label(row), rule.by, rule.name)
         for future, value, error in answers:
@@ -740,14 +746,15 @@ def open_store(path):
     db.init(str(path))
     try:
         tables = db.get_tables() if path.exists() else []
-        if tables and "meta" not in tables:
+        row = Meta.get_or_none(name="schema") if "meta" in tables else None
+        if tables and row is None:
             raise StoreError(f"{path} is no minigrid store: choose another directory with --data")
-        version = Meta.get_by_id("schema").value if "meta" in tables else None
-        if version is not None and version > SCHEMA_VERSION:
+        version = row.value if row else SCHEMA_VERSION
+        if version > SCHEMA_VERSION:
             raise StoreError(f"{path} was made by a newer minigrid (schema {version}, this one "
                              f"knows {SCHEMA_VERSION}): install that one, or use another --data")
         with db.atomic("IMMEDIATE"):
-            for step in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
+            for step in range(version, SCHEMA_VERSION):
                 if step not in MIGRATIONS:
                     raise StoreError(f"{path} has schema {step}, too old for this minigrid: "
                                      f"open it with an older release first")
@@ -847,7 +854,7 @@ def read_settings(path, **overrides):
     try:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError) as error:
-        raise ClientError(f"{path}: {error}") from None
+        raise ClientError(f"{path}: {' '.join(str(error).split())[:300]}") from None
     given = dict(parser["minigrid"]) if parser.has_section("minigrid") else {}
     given.update({key: value for key, value in overrides.items() if value is not None})
     known = {f.name: f.type for f in dataclasses.fields(Settings)}
@@ -858,14 +865,14 @@ def read_settings(path, **overrides):
                 given[key] = parser.BOOLEAN_STATES[str(text).lower()]
             else:
                 given[key] = kind(text)
-                assert kind is str or 0 <= given[key] < 1e15
+                assert kind is str or 0 <= given[key] < (65536 if key == "port" else 1e15)
         except (ValueError, KeyError, AssertionError):
             if key not in known:
                 raise ClientError(f"{path}: unknown setting '{key}'; known are "
                                   f"{', '.join(known)}") from None
             wanted = {bool: "yes or no", int: "a whole number", float: "a number"}[kind]
-            raise ClientError(f"{path}: setting '{key}' must be {wanted}, not negative; "
-                              f"found '{text}'") from None
+            raise ClientError(f"{path}: setting '{key}' must be {wanted}, not negative, not "
+                              f"huge; found '{str(text)[:50]}'") from None
     return Settings(**given)
 
 
@@ -932,7 +939,7 @@ def remember(now, text):
 
 # ---- 6. Applications ---------------------------------------------------------
 #
-# What an application is for the core: parameters and hooks that take and give bytes. How one is
+# What an application is for the core [S2-01]: parameters, and hooks on bytes. How one is
 # found, checked and called (a Python file, native programs) is the business of a loader plugin,
 # which bounds the time of its hooks and turns what they raise into a PluginError [D6].
 
@@ -1208,9 +1215,9 @@ def schedule(request, now):
     versions = {v.app_version_id: v for v in HostAppVersion.select().where(
         HostAppVersion.host == host)}
     lost_some = take_reports(request, reply, host, versions, changed, now)
+    save_all(changed)  # What follows asks the store, and must see it.
     held = list(Result.select(Result, Workunit).join(Workunit)
                 .where(IN_PROGRESS, Result.host == host).order_by(Result.id))
-    held = [r for r in held if r.name not in set(reply.acks)]
     (look_at_held,) = plugged("look_at_held")
     look_at_held(request, reply, held, lost_some, changed, now)
     if request.work_req_seconds > 0:
@@ -1482,7 +1489,7 @@ def files_free_at(results):
 def next_look(wu, results, now):
     """Return the next transition_time: the earliest deadline, or what else will wake it [C1].
 
-    NEVER only when nothing can happen without a report [S0-34 S4-06 S4-30 C9].
+    NEVER only when nothing can happen without a report [S0-34 S4-06 S4-30 S4-61 C9].
     """
     times = [r.report_deadline for r in results if r.server_state == S.IN_PROGRESS]
     if times and min(times) < now:  # Not after the time-outs above; kept for a clock set back.
@@ -1549,7 +1556,7 @@ def validate(wu, results, verdict, hosts, now):
         wu.transition_time = now  # [S0-51 C13]
     fire(JUDGED, wu)
     for r in looked_at:  # Last of all: no rule can fail any more, so no credit is given twice.
-        if r.validate_state != before[r.id] and r.id in hosts:
+        if r.id in hosts and r.validate_state not in (before[r.id], V.INIT, V.INCONCLUSIVE):
             reward(r, *hosts[r.id], now)
 
 
@@ -1661,14 +1668,9 @@ def change(ids, still, act, now):
 
 
 def chunks(query):
-    """Walk through the ids a query finds, a chunk at a time, until it finds nothing new."""
-    last = 0
-    for _ in range(CHUNKS_MAX):
-        ids = [row[0] for row in query.where(query.model.id > last).limit(CHUNK).tuples()]
-        if not ids:
-            return
-        yield ids
-        last = ids[-1]
+    """Return the ids a query finds, in chunks, as many as one pass may handle."""
+    ids = [row[0] for row in query.limit(CHUNK * CHUNKS_MAX).tuples()]
+    return [ids[i:i + CHUNK] for i in range(0, len(ids), CHUNK)]
 
 
 def waiting(condition, now, *more):
@@ -1714,18 +1716,13 @@ def generate(application, number, batch, now):
 
 
 def transitioner(now):
-    """Stage: handle every workunit whose transition_time is past [S0-15]."""
+    """Stage: handle every workunit whose transition_time is past [S0-15 S2-13 C8 C40]."""
     query = (Workunit.select(Workunit.id).order_by(Workunit.transition_time, Workunit.id)
              .where(DUE, Workunit.transition_time < now,
-                    Workunit.transitioner_flags.bin_and(NO_TRANSITION) == 0).limit(CHUNK))  # [T9]
-    done = 0
-    for _ in range(CHUNKS_MAX):  # What was handled is not due any more, so the query moves on.
-        if not (ids := [row[0] for row in query.tuples()]):
-            break
-        done += project.write(lambda: change(
-            ids, lambda wu: wu.transition_time < now,
-            lambda wu, results: transition(wu, results, now), now))
-    return done
+                    Workunit.transitioner_flags.bin_and(NO_TRANSITION) == 0))  # [T9]
+    return sum(project.write(lambda: change(
+        ids, lambda wu: wu.transition_time < now,
+        lambda wu, results: transition(wu, results, now), now)) for ids in chunks(query))
 
 
 def validator(now):
@@ -1830,7 +1827,7 @@ def all_stages():
 
 
 def run_pass(now, stages=None):
-    """Run all stages once, in sequence; return how many workunits each has handled [D7].
+    """Run all stages once, in sequence; return how many workunits each has handled [S2-12 D7].
 
     A stage that fails is logged, counted and shown, and does not stop the others.
     """
@@ -1902,7 +1899,7 @@ def base_url():
 
 
 def wall_clock():
-    """Read the only clock there is, in whole seconds UTC."""
+    """Read the only clock there is, the server's, in whole seconds UTC [S0-02 C34]."""
     return int(time.time())
 
 

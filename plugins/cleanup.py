@@ -69,7 +69,7 @@ def purger(now):
     Only when all their results are over and no file of theirs waits to be deleted [P1 P3].
     """
     done = 0
-    query = (Workunit.select(Workunit.id).order_by(Workunit.id)
+    query = (Workunit.select(Workunit.id).order_by(Workunit.mod_time, Workunit.id)
              .where(FILES_GONE, Workunit.mod_time <= now - project.settings.purge_delay))
     for ids in chunks(query):
         units = [(wu, results) for wu, results in load(ids) if purgeable(wu, results)]

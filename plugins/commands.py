@@ -164,8 +164,8 @@ def addresses(port):
 
 def join_line(url):
     """Return the line that makes a volunteer of a machine that has only Python."""
-    (line,) = plugged("JOIN")
-    return line.format(url=url)
+    (fetch,) = plugged("FETCH")
+    return f"python3 {fetch.format(url=url)}"
 
 
 def serve(options):

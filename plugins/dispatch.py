@@ -69,8 +69,8 @@ def give_work(request, reply, host, versions, n_held, changed, now):
     """
     settings, reasons = project.settings, Counter()
     ncpus = min(max(host.p_ncpus, 1), 128)
-    room = min(settings.max_wus_to_send * ncpus, settings.max_wus_in_progress * ncpus - n_held
-               - len(reply.assignments))
+    room = min(settings.max_wus_to_send * ncpus - len(reply.assignments),  # lost ones, sent again
+               settings.max_wus_in_progress * ncpus - n_held)
     wanted = max(min(request.cpu_req_instances, ncpus), 1)
     seconds, taken, passed_over = 0.0, set(), []
     if room <= 0:

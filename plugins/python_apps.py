@@ -13,6 +13,7 @@ import inspect
 import json
 import queue
 import re
+import sys
 import threading
 import traceback
 from pathlib import Path
@@ -46,10 +47,10 @@ def load(path):
     if not NAME.fullmatch(path.stem):
         raise PluginError(f"{path}: an application's file name must be letters, digits and _")
     spec = importlib.util.spec_from_file_location(f"minigrid_app_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+        bounded(execute, path, module)
+    except Exception as error:
         raise PluginError(f"{path}: {where_raised(error, path)}") from error
     hooks = {name: check_hook(path, module, name) for name in HOOKS}
     kinds = {name: getattr(module, name, "json") for name in ("takes", "returns")}
@@ -63,12 +64,18 @@ def load(path):
         raise PluginError(f"{path}: {error}") from None
     policies = {k: v for table in minigrid.plugged("VALIDATION") for k, v in table.items()}
     policy = getattr(module, "validation", "quorum")
-    if policy not in policies:
+    if not isinstance(policy, str) or policy not in policies:
         raise PluginError(f"{path}: validation must be one of {', '.join(map(repr, policies))}; "
                           f"found {policy!r}")
     about = getattr(module, "about", "") or (module.__doc__ or "").strip().split("\n")[0]
     return Application(path.stem, path, str(about), wrap(path, hooks, **kinds), given,
                        policies[policy])
+
+
+def execute(path, module):
+    """Run a file as it stands now; a cache of its bytecode may miss an edit within the second."""
+    code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    exec(code, module.__dict__)
 
 
 def check_hook(path, module, name):
@@ -129,7 +136,7 @@ def wrap(path, hooks, takes, returns):
                               f"found {given!r:.80}")
         try:
             return given and {**given, "input": encode(given["input"], takes)}
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise PluginError(f"{path}: workunit({i}): input: {error}") from None
 
     def parse(content):
@@ -145,13 +152,13 @@ def wrap(path, hooks, takes, returns):
         answer = None if content is None else parse(content)
         told.input = None if told.input is None else decode(told.input, takes)
         value = hook("assimilate")(told, answer) if hooks["assimilate"] else answer
-        if value == "defer" or value is None and not told.errors:
+        if hooks["assimilate"] and value == "defer" or value is None and not told.errors:
             return value
         kept = value.hex() if isinstance(value, bytes) else value
         try:
-            return canonical_json(dict(workunit=told.name, number=told.number, errors=told.errors,
-                                       answer=kept))
-        except (TypeError, ValueError):
+            line = dict(workunit=told.name, number=told.number, errors=told.errors, answer=kept)
+            return encode(line, "json").decode()
+        except (TypeError, ValueError, RecursionError):
             raise PluginError(f"{path}: assimilate() must return a JSON value, 'defer' or None; "
                               f"found {value!r:.80}") from None
 
@@ -169,13 +176,16 @@ def encode(value, kind):
 
 
 def decode(content, kind):
-    """Read what encode() wrote. Raises ValueError."""
-    return content if kind == "bytes" else json.loads(content, parse_constant=no_constant)
+    """Read what encode() wrote. Raises ValueError, RecursionError.
 
-
-def no_constant(text):
-    """Refuse NaN and Infinity, which are not JSON and compare as nothing should."""
-    raise ValueError(f"{text} is not JSON")
+    What could not be written again is refused while it is still its volunteer's fault: NaN, 1e999,
+    half a surrogate pair. Later it would stop the assimilation of everything.
+    """
+    if kind == "bytes":
+        return content
+    value = json.loads(content)
+    encode(value, "json")
+    return value
 
 
 def call(path, name, hook, *args):
@@ -187,7 +197,7 @@ def call(path, name, hook, *args):
     meant = (ValueError, OSError) if name in ("parse", "compare") else ()
     try:
         return bounded(hook, *args)
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         if isinstance(error, meant) and not isinstance(error, TimeoutError):
             raise
         raise PluginError(f"{path}: {name}() failed: {where_raised(error, path)}") from error
@@ -230,8 +240,11 @@ class HookThread:
             future, function, args = tasks.get()
             try:
                 future.set_result(function(*args))
-            except BaseException as error:
+            except Exception as error:
                 future.set_exception(error)
+            except BaseException as error:  # The hook's own SystemExit, nobody's wish to stop us.
+                text = f"{type(error).__name__}: {error}"
+                future.set_exception(RuntimeError(text).with_traceback(error.__traceback__))
 
 
 bounded = HookThread()

@@ -20,8 +20,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def grid(folder):
-    """An open project with the two applications of make.py and a stock of no work."""
-    with make.project(folder, {"count": make.COUNT, "near": make.NEAR}, stock=0) as project:
+    """An open project with the two applications of make.py, no work, and no wait for it."""
+    with make.project(folder, {"count": make.COUNT, "near": make.NEAR}, stock=0,
+                      min_sendwork_interval=0) as project:
         yield project
 
 

@@ -216,11 +216,15 @@ class Client:
         return m.Host.get_by_id(self.hostid)
 
 
-def answered(*answers, now=NOW, **parameters):
-    """Make a workunit and have its copies answered, None being an error; return its name."""
+def answered(*answers, clients=(), now=NOW, **parameters):
+    """Make a workunit and have its copies answered, None being an error; return its name.
+
+    The answers come from the clients given, or each from a user and a host of its own.
+    """
     unit = add(now=now, **{**dict(min_quorum=len(answers)), **parameters})
     for n, answer in enumerate(answers):
-        client = Client(f"user {n}")
-        for name in client.fetch(now):
-            client.report(name, answer, now)
+        client = clients[n] if clients else Client(f"user {n}")
+        (name,) = client.fetch(now)
+        assert result(name).workunit_id == unit.id, "an older workunit has copies to send"
+        client.report(name, answer, now)
     return unit.name

@@ -1,19 +1,43 @@
-"""What a person looks at: the front page, which refreshes itself, and the same as JSON."""
+"""What a person looks at: the front page, which refreshes itself, and the same as JSON.
 
-import mimetypes
+The page is filled twice from one report: here, for the first look and for browsers without
+JavaScript, and by its own script from /status.json. What is said in words is worded here, once.
+"""
+
+import base64
+import functools
+import hashlib
+import itertools
+import os
+import re
+import time
+import urllib.parse
 from pathlib import Path
 
 import bottle
+from peewee import DatabaseError, fn
 
 import minigrid
-from minigrid import (DUE, IN_PROGRESS, TO_ASSIMILATE, TO_VALIDATE, UNSENT, App, ClientError, Firing,
-                      Host, Result, User, Workunit, apps, base_url, project)
+from minigrid import (DUE, IN_PROGRESS, TO_ASSIMILATE, TO_VALIDATE, UNSENT, App, ClientError,
+                      Firing, Host, Result, User, Workunit, apps, base_url, db, plugged, project)
 
 HERE = Path(__file__).resolve().parent
 ACTIVE_SECONDS = 600  # a host is active if it was heard of in the last ten minutes
-SHOWN = (".png", ".csv", ".txt", ".jsonl")  # result files that pages link to
-JOIN = ("python3 -c \"import urllib.request as u; "
-        "exec(u.urlopen('{url}/volunteer.py').read())\" {url}")
+LAG_SECONDS = 60  # a server that far behind has a problem
+ALL, GENERATOR = 0, -1  # in project.put_off, in the place of a workunit's id
+HOSTS_SHOWN = 50  # those heard of last
+FILES_LISTED = 200  # a directory with more is not searched: each request would pay for it
+SHOWN = {  # suffixes of the result files that pages link to; not left to the system's own table
+    ".png": "image/png", ".csv": "text/csv; charset=utf-8", ".txt": "text/plain; charset=utf-8",
+    ".jsonl": "text/plain; charset=utf-8",
+}
+FETCH = ("-c \"import urllib.request as u; "
+         "exec(u.urlopen('{url}/volunteer.py').read())\" {url}")  # behind the name of Python
+COUNTS = ("made", "open", "unsent", "in_progress", "to_validate", "to_assimilate", "done", "failed",
+          "valid", "invalid", "errors", "no_reply", "too_late")
+
+
+# ---- The report ----------------------------------------------------------------
 
 
 def status(now):
@@ -22,40 +46,54 @@ def status(now):
     The cost does not grow with what was done: what waits is counted in partial indexes, what is
     over was counted when its rule fired.
     """
-    rows = [app_status(app) for app in App.select().order_by(App.name)]
-    total = {key: sum(row[key] for row in rows) for key in rows[0] if key not in TEXTS} if rows else \
-        dict.fromkeys(COUNTS, 0)
-    return {
+    report, store = read_store(now)
+    report = {
         "name": project.settings.name, "version": minigrid.__version__, "server_time": now,
-        "apps": rows, "total": total, "hosts": host_status(now),
-        "files": result_files(),
-        "troubles": [{"time": at, "text": text} for at, text in reversed(project.errors)],
-        "store": project.write.trouble or "fine",
-        "transitioner_lag": lag(now), "counts": dict(project.counts),
+        **report, "files": result_files(),
+        "troubles": [{"time": at, "ago": ago(now - at), "text": text}
+                     for at, text in reversed(project.errors)],
+        "store": store, "counts": dict(project.counts),
     }
+    word, text = state(report)
+    return {**report, "state": {"word": word, "text": text}, "problems": problems(report)}
 
 
-TEXTS = ("name", "about", "serving")
-COUNTS = ("made", "unsent", "in_progress", "to_validate", "to_assimilate", "done", "failed",
-          "valid", "invalid", "errors", "no_reply", "too_late")
+def read_store(now):
+    """Return what the store knows, and how it is: "fine", or what is wrong with it.
+
+    One read transaction, so that the counts are of one moment; it keeps no writer waiting.
+    """
+    try:
+        with db.atomic("DEFERRED"):
+            rows = [app_status(app, now) for app in App.select().order_by(App.name)]
+            hosts, behind = host_status(now), lag(now)
+        store = project.write.trouble or "fine"
+    except DatabaseError as error:  # Damaged or away: the page shall say so, not vanish.
+        rows, behind, store = [], 0, str(error)
+        hosts = {"total": 0, "active": 0, "users": 0, "recent": []}
+    total = {key: sum(row[key] for row in rows) for key in COUNTS}
+    return {"apps": rows, "total": total, "hosts": hosts, "transitioner_lag": behind}, store
 
 
-def app_status(app):
-    """Count one application's workunits and results."""
+def app_status(app, now):
+    """Count one application's workunits (made, open, to_..., done, failed) and results."""
     fired = dict(Firing.select(Firing.rule, Firing.n).where(Firing.app == app).tuples())
     served = apps.get(app.name)
 
-    def waiting(model, condition):
-        return model.select().where(condition, model.app == app).count()
+    def waiting(model, *conditions):
+        return model.select().where(*conditions, model.app == app).count()
 
-    failed = fired.get("hand over the failure", 0)
+    to_validate, to_assimilate = waiting(Workunit, TO_VALIDATE), waiting(Workunit, TO_ASSIMILATE)
+    failed = fired.get("hand over the failure", 0) + fired.get("fail: nothing to assimilate", 0)
+    untold = waiting(Workunit, TO_ASSIMILATE, Workunit.error_mask != 0)
+    done = max(fired.get("assimilated", 0) - max(failed - untold, 0), 0)
     return {
         "name": app.name, "about": served.about if served else "",
-        "serving": bool(served) and (app.name, 0) not in project.put_off,
-        "made": app.next_number, "unsent": waiting(Result, UNSENT),
-        "in_progress": waiting(Result, IN_PROGRESS), "to_validate": waiting(Workunit, TO_VALIDATE),
-        "to_assimilate": waiting(Workunit, TO_ASSIMILATE),
-        "done": max(fired.get("assimilated", 0) - failed, 0), "failed": failed,
+        "serving": bool(served) and (app.name, ALL) not in project.put_off, "note": note(app, now),
+        "made": app.next_number,
+        "open": max(app.next_number - to_validate - to_assimilate + untold - done - failed, 0),
+        "unsent": waiting(Result, UNSENT), "in_progress": waiting(Result, IN_PROGRESS),
+        "to_validate": to_validate, "to_assimilate": to_assimilate, "done": done, "failed": failed,
         "valid": fired.get("valid", 0), "invalid": fired.get("invalid", 0),
         "errors": sum(fired.get(rule, 0) for rule in (
             "report error", "report error late", "unreadable output")),
@@ -63,29 +101,69 @@ def app_status(app):
     }
 
 
+def note(app, now):
+    """Say in words what is not as it should be with an application; empty if all is well."""
+    if app.name not in apps:
+        return "not served now: its file has a fault (see the troubles below) or was taken away"
+    until = {wu_id: at for (name, wu_id), at in list(project.put_off.items())
+             if name in (app.name, str(app.id))}
+    if ALL in until:
+        return f"put off for {span(until[ALL] - now)}: it failed too often, see the troubles below"
+    if GENERATOR in until:
+        return f"makes no new work for {span(until[GENERATOR] - now)}: its workunit() failed, " \
+               f"see the troubles below"
+    return f"{plural(len(until), 'workunit')} put off after an error, see the troubles below" \
+        if until else ""
+
+
 def host_status(now):
-    """Count the hosts and name the last ones heard of."""
-    recent = (Host.select(Host, User).join(User).where(Host.rpc_time > now - 30 * 86400)
-              .order_by(Host.rpc_time.desc()).limit(50))
+    """Count the hosts and name the last ones heard of, in the order in which they joined."""
+    recent = list(Host.select(Host, User).join(User).where(Host.rpc_time > now - 30 * 86400)
+                  .order_by(Host.rpc_time.desc()).limit(HOSTS_SHOWN))
+    held = dict(Result.select(Result.host, fn.COUNT(Result.id))
+                .where(IN_PROGRESS, Result.host.in_([host.id for host in recent]))
+                .group_by(Result.host).tuples())
     rows = [{
         "id": host.id, "volunteer": host.user.name, "name": host.domain_name,
         "system": f"{host.os_name} {host.os_version}".strip(), "processors": host.p_ncpus,
-        "last_contact": host.rpc_time, "active": host.rpc_time > now - ACTIVE_SECONDS,
+        "last_contact": host.rpc_time, "contact": ago(now - host.rpc_time),
+        "active": host.rpc_time > now - ACTIVE_SECONDS,
         "credit": round(host.total_credit, 2), "recent_credit": round(host.expavg_credit, 2),
-        "in_progress": Result.select().where(IN_PROGRESS, Result.host == host).count(),
-        "why_no_work": host.why_no_work,
-    } for host in recent]
+        "in_progress": held.get(host.id, 0), "why_no_work": host.why_no_work,
+    } for host in sorted(recent, key=lambda host: host.id)]
     return {"total": Host.select().count(),
             "active": Host.select().where(Host.rpc_time > now - ACTIVE_SECONDS).count(),
             "users": User.select().count(), "recent": rows}
 
 
 def result_files():
-    """Return what the applications have written for people: [{name, nbytes, mtime}]."""
-    found = [path for path in (project.data / "results").iterdir()
-             if path.suffix in SHOWN and not path.name.startswith(".")]
-    return [{"name": path.name, "nbytes": path.stat().st_size, "mtime": int(path.stat().st_mtime)}
-            for path in sorted(found)]
+    """Return what the applications have written for people: [{name, nbytes, size, mtime}].
+
+    `mtime` has fractions: a picture may change twice in a second, and be shown after the first.
+    """
+    folder, found = project.data / "results", []
+    names = {f"{app}{suffix}" for app in list(apps) for suffix in SHOWN}
+    try:
+        with os.scandir(folder) as entries:
+            listed = [entry.name for entry in itertools.islice(entries, FILES_LISTED + 1)]
+        names.update(listed if len(listed) <= FILES_LISTED else ())
+    except OSError:
+        return []
+    for name in sorted(filter(is_shown, names)):
+        try:
+            info = (folder / name).stat()
+        except OSError:
+            continue  # Not written yet, or gone since it was listed.
+        found.append({"name": name, "nbytes": info.st_size, "size": size(info.st_size),
+                      "mtime": round(info.st_mtime, 3)})
+    return found
+
+
+def is_shown(name):
+    """Say whether a name can be that of a result file for people, whoever gave it."""
+    path = Path(name)
+    return (path.suffix in SHOWN and path.name == name and not name.startswith(".")
+            and not set(name) & set("/\\:") and name.isprintable())
 
 
 def lag(now):
@@ -95,30 +173,159 @@ def lag(now):
     return max(now - first - 1, 0) if first is not None else 0
 
 
+# ---- Words ---------------------------------------------------------------------
+
+
+def state(report):
+    """Say in one word and one line what goes on: out of work, waiting, or broken? [D-18]"""
+    total, active = report["total"], report["hosts"]["active"]
+    computers, out = plural(active, "computer"), plural(total["in_progress"], "task")
+    if report["store"] != "fine":
+        return "trouble", "the project has a problem on its side: its store cannot be used"
+    if not report["apps"]:
+        return "empty", "no application is served yet"
+    if active and (total["in_progress"] or total["unsent"]):
+        return "working", f"working: {computers} active, {out} out"
+    if total["in_progress"]:
+        return "waiting", f"waiting: {out} out, no computer heard of for {span(ACTIVE_SECONDS)}"
+    if total["unsent"]:
+        return "waiting", f"waiting for computers: {plural(total['unsent'], 'task')} ready"
+    if total["to_validate"] or total["to_assimilate"]:
+        return "working", "comparing the last answers"
+    if total["open"]:
+        return "waiting", f"waiting: {plural(total['open'], 'workunit')} unfinished, no task is out"
+    if not total["made"]:
+        return "empty", "ready, but no work was made yet"
+    failed = f", {total['failed']:,} failed" if total["failed"] else ""
+    return "finished", f"finished: all {plural(total['made'], 'workunit')} made so far{failed}"
+
+
+def problems(report):
+    """Return sentences about what is wrong with the server itself just now [D-12]."""
+    found, errors = [], report["counts"].get("server errors", 0)
+    if report["store"] != "fine":
+        found.append(f"Its store cannot be used: {report['store']}")
+    if report["transitioner_lag"] > LAG_SECONDS:
+        found.append(f"It is {span(report['transitioner_lag'])} behind with its work.")
+    if errors:
+        found.append(f"{plural(errors, 'request')} met an error of this server since it started; "
+                     f"its log says more.")
+    return found
+
+
+def plural(n, noun):
+    """Write a number of things."""
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def span(seconds):
+    """Write a duration as people say it."""
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:,} {unit}s"
+    return plural(max(seconds, 0), "second")
+
+
+def ago(seconds):
+    """Write how long something is past."""
+    return f"{span(seconds)} ago" if seconds > 4 else "just now"
+
+
+def size(nbytes):
+    """Write the size of a file."""
+    for unit, length in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= length:
+            return f"{nbytes / length:.1f} {unit}"
+    return plural(nbytes, "byte")
+
+
+# ---- Pages ---------------------------------------------------------------------
+
+
 def routes(app, clock):
     """Add the pages."""
 
     @app.get("/status.json")
     def _():
-        return {**status(clock()), "join": JOIN.format(url=base_url()), "url": base_url()}
+        now = clock()
+        bottle.response.set_header("Cache-Control", "no-store")
+        return {**status(now), **invitation(now)}
 
     @app.get("/")
     def _():
-        return page("page.html", "text/html; charset=utf-8")
+        now = clock()
+        for name, value in headers().items():
+            bottle.response.set_header(name, value)
+        return page({**status(now), **invitation(now)})
 
     @app.get("/results/<name>")
     def _(name):
-        path = project.data / "results" / name
-        if Path(name).suffix not in SHOWN or Path(name).name != name:
+        if not is_shown(name):
             raise ClientError(f"there is no result file {name[:80]}", 404)
-        answer = bottle.static_file(name, root=str(path.parent.resolve()),
-                                    mimetype=mimetypes.guess_type(name)[0] or "text/plain")
+        answer = bottle.static_file(name, root=str((project.data / "results").resolve()),
+                                    mimetype=SHOWN[Path(name).suffix])
         if answer.status_code < 400:
             answer.set_header("Cache-Control", "no-cache")
+            answer.set_header("X-Content-Type-Options", "nosniff")
         return answer
 
 
-def page(name, kind):
-    """Send a file of this directory."""
-    bottle.response.content_type = kind
-    return (HERE / name).read_bytes()
+def invitation(now):
+    """Return how others reach this server, and the line that makes a volunteer of them [D-28].
+
+    Who looks from the server itself knows it as localhost, which would lead others nowhere: they
+    are told its address in the network, if it listens there.
+    """
+    url = base_url()
+    seen = urllib.parse.urlsplit(url)
+    if not is_local(seen.hostname or "localhost"):
+        urls = [url]
+    elif project.settings.host in ("0.0.0.0", "::"):
+        urls = network(seen.port or project.settings.port, now // 60)[::-1] or [url]
+    else:
+        urls = [url]
+    local = is_local(urllib.parse.urlsplit(urls[0]).hostname or "localhost")
+    fetch = FETCH.format(url=urls[0])
+    return {"url": urls[0], "urls": urls, "join": f"python3 {fetch}", "join_windows": f"py {fetch}",
+            "only_here": local and is_local(project.settings.host)}
+
+
+def is_local(host):
+    """Say whether a host name means the machine that uses it."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+@functools.lru_cache(maxsize=2)
+def network(port, minute):
+    """Return this server's addresses in its networks, looked up once a minute."""
+    return [url for addresses in plugged("addresses") for url in addresses(port)]
+
+
+@functools.lru_cache(maxsize=1)
+def template():
+    """Read page.html: the HTML escapes all that is filled in."""
+    return bottle.SimpleTemplate((HERE / "page.html").read_text(encoding="utf-8"))
+
+
+def page(report):
+    """Return the page with a report filled in, as bytes."""
+    nothing = {**dict.fromkeys(COUNTS, 0), **dict.fromkeys(("name", "about", "note"), "")}
+    nobody = {**dict.fromkeys(("id", "volunteer", "name", "system", "processors", "in_progress",
+                               "contact", "why_no_work", "active"), ""), "credit": 0}
+    return template().render(s=report, nothing=nothing, nobody=nobody, quote=urllib.parse.quote,
+                             utc=lambda t: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t)),
+                             ).encode("utf-8", "replace")
+
+
+@functools.lru_cache(maxsize=1)
+def headers():
+    """Return the headers of the page: no script runs in it but its own, whatever slips in."""
+    script = re.search(r"<script>(.*?)</script>", template().source, re.S).group(1)
+    known = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return {
+        "Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-cache",
+        "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+        "Content-Security-Policy": f"default-src 'none'; script-src 'sha256-{known}'; "
+                                   f"style-src 'unsafe-inline'; img-src 'self' data:; "
+                                   f"connect-src 'self'; base-uri 'none'; form-action 'none'",
+    }

@@ -1,0 +1,598 @@
+"""The scheduler: who asks, what is reported, what is handed out, and why not."""
+
+import pytest
+from make import DAY, NOW, Client, add, copies, dump, result, settings, states, units
+
+import minigrid as m
+
+A, E, O, S, V = m.AssimilateState, m.ErrorMask, m.Outcome, m.ServerState, m.ValidateState
+
+
+def said(reply):
+    return "; ".join(message["text"] for message in reply.messages)
+
+
+def outcomes():
+    return [(r.server_state, r.outcome) for r in copies()]
+
+
+UNSENT, SENT = (S.UNSENT, O.INIT), (S.IN_PROGRESS, O.INIT)
+GOOD, ERROR, LOST, DETACHED = ((S.OVER, o) for o in (
+    O.SUCCESS, O.CLIENT_ERROR, O.NO_REPLY, O.CLIENT_DETACHED))
+
+# ---- Who asks ------------------------------------------------------------------
+
+
+def test_new_host_is_made_and_known_again(grid):
+    ann = Client("ann")
+    assert ann.ask(host=dict(p_ncpus=4, domain_name="kitchen")).hostid == 1
+    assert ann.ask(host=dict(p_ncpus=2)).hostid == 1
+    host = ann.host()
+    assert (host.p_ncpus, host.domain_name, host.rpc_seqno, host.rpc_time) == (2, "kitchen", 1, NOW)
+    assert (host.create_time, host.host_cpid, host.user.name) == (NOW, ann.cpid, "ann")
+
+
+def test_a_host_sets_only_what_is_its_own(grid):
+    ann = Client("ann")
+    ann.ask(host=dict(total_credit=1e9, id=77, user=9, nonsense=1, p_ncpus=3))
+    assert (ann.host().total_credit, ann.host().p_ncpus, ann.host().user_id) == (0, 3, 1)
+
+
+def test_several_clients_on_one_computer_are_several_hosts(grid):
+    first, second = Client("ann", "cpid 1"), Client("ann", "cpid 2")
+    computer = dict(host=dict(domain_name="kitchen"), allow_multiple_clients=True)
+    assert first.ask(**computer).hostid != second.ask(**computer).hostid
+    assert Client("ann", "").ask().hostid == 3  # and one that has no name yet
+
+
+def test_unknown_key_is_turned_away(grid):
+    Client("ann")
+    before = dump()
+    reply = m.project.write(lambda: m.schedule(m.Request("bob", work_req_seconds=1), NOW))
+    assert (reply.hostid, reply.userid, reply.request_delay) == (0, 0, 3600)
+    assert "account key" in said(reply) and reply.messages[0]["priority"] == "notice"
+    assert dump() == before
+
+
+def test_another_users_host_id_makes_a_host_of_ones_own(grid):
+    ann, bob = Client("ann"), Client("bob")
+    ann.ask()
+    bob.hostid = ann.hostid
+    assert bob.ask(host=dict(domain_name="mine")).hostid == 2
+    assert (ann.host().domain_name, bob.host().user.name) == ("", "bob")
+
+
+def test_an_unknown_host_id_makes_a_new_host(grid):
+    ann = Client("ann", hostid=99)
+    assert ann.ask().hostid == 1
+
+
+@pytest.mark.parametrize("seqno, hostid", [(8, 1), (7, 1), (6, 2)])
+def test_requests_that_count_backwards_come_from_a_copy(seqno, hostid, grid):
+    """A lost reply repeats a number (7); a copied directory goes back (6)."""
+    ann = Client("ann")
+    ann.ask()
+    ann.seqno = 7
+    ann.ask()
+    ann.seqno = seqno
+    assert ann.ask().hostid == hostid
+    assert m.Host.get_by_id(hostid).rpc_seqno == (seqno if hostid == 1 else 0)
+
+
+DETACH = {  # id: (what the client says when it comes back without host id, outcome of its result)
+    "it lists nothing": (dict(other_results=[]), DETACHED),
+    "it does not say": ({}, DETACHED),
+    "it lists what it holds": (dict(other_results=["near_0_0"]), SENT),
+    "several clients allowed": (dict(allow_multiple_clients=True), SENT),
+    "another client": (dict(host_cpid="another"), SENT),
+}
+
+
+@pytest.mark.parametrize("case", DETACH)
+def test_detached_host(case, grid):
+    """C14."""
+    says, outcome = DETACH[case]
+    add()
+    ann = Client("ann")
+    assert ann.fetch() == ["near_0_0"]
+    ann.hostid = ann.seqno = 0
+    reply = ann.ask(NOW + 5, **says)
+    assert outcomes() == [outcome, UNSENT]
+    assert reply.hostid == (2 if "host_cpid" in says else 1)
+    if outcome == DETACHED:
+        assert units()[0].transition_time == copies()[0].received_time == NOW + 5
+        assert reply.assignments == []  # What was ended is not sent again.
+        ann.report("near_0_0", "5", NOW + 9)  # C11: decided one way
+        assert copies()[0].outcome == O.CLIENT_DETACHED
+
+
+def test_a_detached_host_gets_new_work(grid):
+    """What it held is not counted against it, nor given to it again."""
+    settings(max_wus_in_progress=1)
+    add(number=0), add(number=1)
+    ann = Client("ann")
+    assert ann.fetch() == ["near_0_0"]
+    ann.hostid = ann.seqno = 0
+    assert ann.fetch(NOW + 5, other_results=[]) == ["near_1_0"]
+
+
+# ---- Reports -------------------------------------------------------------------
+
+
+def given(*keys):
+    """Make one workunit and give a copy to each client; return clients and names."""
+    add(min_quorum=len(keys))
+    clients = [Client(key) for key in keys]
+    return clients, [name for client in clients for name in client.fetch()]
+
+
+REPORTS = {  # id: (client_state, exit_status, outcome, validate_state)
+    "S0-07 uploaded": (5, 0, O.SUCCESS, V.INIT),
+    "S4 uploaded, exit status 1": (5, 1, O.CLIENT_ERROR, V.INVALID),
+    "S4 not uploaded": (4, 0, O.CLIENT_ERROR, V.INVALID),
+    "S0-05 compute error": (3, 1, O.CLIENT_ERROR, V.INVALID),
+    "aborted": (6, 203, O.CLIENT_ERROR, V.INVALID),
+}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("case", REPORTS)
+def test_report(case, late, grid):
+    """Also after the deadline: C11."""
+    client_state, exit_status, outcome, validate_state = REPORTS[case]
+    (ann,), (name,) = given("ann")
+    now = NOW + 2 * DAY if late else NOW + 5
+    if late:
+        m.run_pass(now)
+        assert result(name).outcome == O.NO_REPLY
+    told = m.Report(name, client_state, exit_status, cpu_time=3, elapsed_time=4, stderr_out="help")
+    reply = ann.ask(now, reports=[told])
+    r, unit = result(name), units()[0]
+    assert reply.acks == [name]
+    assert (r.server_state, r.outcome, r.validate_state) == (S.OVER, outcome, validate_state)
+    assert (r.client_state, r.exit_status, r.received_time) == (client_state, exit_status, now)
+    assert (r.cpu_time, r.elapsed_time) == (3, 4)
+    assert r.stderr_out == ("" if outcome == O.SUCCESS else "help")
+    assert (unit.transition_time, unit.need_validate) == (now, False)  # C12
+
+
+def test_times_are_bounded_by_the_servers_clock(grid):
+    """C34."""
+    (ann, bob), names = given("ann", "bob")
+    for client, name, elapsed in zip((ann, bob), names, (1e9, -5)):
+        client.ask(NOW + 7, reports=[m.Report(name, 5, 0, cpu_time=-1, elapsed_time=elapsed)])
+    assert states(copies(), "elapsed_time") == [7, 0]
+    assert states(copies(), "cpu_time") == [0, 0]
+
+
+def odd_reports(ann, bob, mine, his):
+    """Reports of ann's that change nothing: {id: name}."""
+    add(number=1)
+    bob.report(his, "5", NOW + 1)
+    return {"unknown": "near_99_0", "never sent": "near_1_0", "bob's": his}
+
+
+@pytest.mark.parametrize("case", ["unknown", "never sent", "bob's"])
+def test_odd_reports_are_acknowledged_and_change_nothing(case, grid):
+    """C43."""
+    (ann, bob), (mine, his) = given("ann", "bob")
+    name = odd_reports(ann, bob, mine, his)[case]
+    m.Result.update(received_time=0).execute()  # Even if it looked as if it was not reported yet.
+    before = m.Result.select().tuples()[:], m.Workunit.select().tuples()[:]
+    assert ann.report(name, now=NOW + 5).acks == [name]
+    assert (m.Result.select().tuples()[:], m.Workunit.select().tuples()[:]) == before
+
+
+def test_a_repeated_report_changes_nothing(grid):
+    (ann,), (name,) = given("ann")
+    ann.report(name, "5", NOW + 1)
+    assert ann.report(name, None, NOW + 2).acks == [name]
+    r = result(name)
+    assert (r.outcome, r.received_time, units()[0].transition_time) == (O.SUCCESS, NOW + 1, NOW + 1)
+
+
+def test_the_first_of_two_reports_in_one_request_counts(grid):
+    (ann,), (name,) = given("ann")
+    reply = ann.ask(reports=[m.Report(name, 5, 0), m.Report(name, 3, 1)])
+    assert reply.acks == [name, name]
+    assert outcomes() == [GOOD]
+
+
+def test_the_same_users_other_host_may_report(grid):
+    """C43."""
+    (ann,), (name,) = given("ann")
+    laptop = Client("ann")
+    laptop.report(name, "5", NOW + 1)
+    assert (result(name).outcome, result(name).host_id) == (O.SUCCESS, laptop.hostid)
+    assert ann.host().avg_turnaround == 0
+
+
+def test_the_other_host_gets_no_copy_of_what_it_reports(grid):
+    """And the report wakes the workunit, whatever else the request changes."""
+    add()
+    desktop, laptop = Client("ann"), Client("ann")
+    (name,) = desktop.fetch()
+    assert laptop.fetch(NOW + 5, reports=[m.Report(name, 5, 0)]) == []
+    assert units()[0].transition_time == NOW + 5
+
+
+def test_reports_of_two_copies_of_one_workunit(grid):
+    """One user's computers may hold both; one of them reports both."""
+    add()
+    desktop, laptop = Client("ann"), Client("ann")
+    names = desktop.fetch() + laptop.fetch()
+    assert laptop.ask(NOW + 5, reports=[m.Report(n, 5, 0) for n in names]).acks == names
+    assert outcomes() == [GOOD, GOOD]
+    assert units()[0].transition_time == NOW + 5
+
+
+def test_turnaround_is_an_average(grid):
+    """0.3 of the newest, the rest of what was before."""
+    ann = Client("ann")
+    for number, seconds, average in ((0, 100, 100), (1, 200, 130), (2, 130, 130)):
+        add(number=number)
+        (name,) = ann.fetch(NOW + 1000 * number)
+        ann.report(name, "5", NOW + 1000 * number + seconds)
+        assert ann.host().avg_turnaround == pytest.approx(average)
+
+
+# ---- Quotas and speed ----------------------------------------------------------
+
+
+QUOTAS = [(8, "e", 7), (2, "e", 1), (1, "e", 1), (8, "s", 10), (5, "s", 10), (4, "s", 8),
+          (1, "s", 2), (10, "s", 10), (8, "ess", 10), (50, "e", 9), (0, "s", 2)]
+
+
+@pytest.mark.parametrize("before, reports, after", QUOTAS)
+def test_quota_shrinks_with_errors_and_grows_with_successes(before, reports, after, grid):
+    """By one, down to one; to its double, up to the setting, which may have been lowered."""
+    settings(daily_result_quota=10)
+    ann = Client("ann")
+    for number in range(len(reports)):
+        add(number=number)
+    names = ann.fetch(work_req_seconds=1e6)
+    m.HostAppVersion.update(max_jobs_per_day=before).execute()
+    for name, kind in zip(names, reports):
+        ann.report(name, "5" if kind == "s" else None)
+    assert m.HostAppVersion.get().max_jobs_per_day == after
+
+
+def test_a_day_has_a_limit_and_an_end(grid):
+    settings(daily_result_quota=1)
+    ann, morning = Client("ann"), NOW - NOW % DAY
+    for number in range(9):
+        add(number=number)
+    assert len(ann.fetch(morning, work_req_seconds=1e6, host=dict(p_ncpus=2))) == 2
+    reply = ann.ask(morning + DAY - 2, work_req_seconds=1)
+    assert reply.assignments == [] and "today's 2 tasks" in said(reply)
+    assert len(ann.fetch(morning + DAY, work_req_seconds=1e6)) == 2
+
+
+def test_speed_is_learnt(grid):
+    """The average of what was measured; then each new one counts a tenth."""
+    ann = Client("ann")
+    for number in range(3):
+        add(number=number, rsc_fpops_est=100)
+    names = ann.fetch(work_req_seconds=1e6)
+    for name, seconds in zip(names, (200, 100, 300)):
+        ann.ask(NOW + 900, reports=[m.Report(name, 5, 0, elapsed_time=seconds)])
+    version = m.HostAppVersion.get()
+    assert (version.et_n, version.et_avg) == (3, pytest.approx(2.0))
+    m.HostAppVersion.update(et_n=50).execute()
+    add(number=3, rsc_fpops_est=100)
+    ann.ask(NOW + 990, reports=[m.Report(*ann.fetch(NOW + 950), 5, 0, elapsed_time=0)])
+    assert m.HostAppVersion.get().et_avg == pytest.approx(1.8)
+
+
+# ---- What a host holds ---------------------------------------------------------
+
+
+def test_lost_results_are_sent_again(grid):
+    add(number=0), add(number=1)
+    ann = Client("ann")
+    names = ann.fetch(work_req_seconds=1e6)
+    first = ann.ask(NOW + 5).assignments  # It does not say what it holds.
+    again = ann.ask(NOW + 5, other_results=names[:1]).assignments
+    assert first == [] and [a.name for a in again] == names[1:]
+    assert again[0].report_deadline == NOW + DAY
+    assert outcomes() == [SENT, UNSENT] * 2
+
+
+@pytest.mark.parametrize("change", [
+    dict(canonical_resultid=2), dict(error_mask=E.CANCELLED), dict(delay_bound=2 * DAY + 1)])
+def test_lost_and_of_no_use_any_more(change, grid):
+    """It is given up at once, so that others get it."""
+    (ann,), (name,) = given("ann")
+    m.Workunit.update(**change).execute()
+    reply = ann.ask(NOW + 5, other_results=[])
+    assert reply.assignments == [] and name in said(reply)
+    m.run_pass(NOW + 6)
+    assert result(name).outcome == O.NO_REPLY
+
+
+@pytest.mark.parametrize("later, again", [(DAY // 2 - 1, True), (DAY // 2, False)])
+def test_lost_with_little_time_left(later, again, grid):
+    (ann,), (name,) = given("ann")
+    assert bool(ann.ask(NOW + later, other_results=[]).assignments) == again
+
+
+def test_resending_can_be_turned_off_until_a_reply_was_lost(grid):
+    """C43: a report that comes twice shows that something went astray."""
+    settings(resend_lost_results=False)
+    add(number=0), add(number=1)
+    ann = Client("ann")
+    names = ann.fetch(work_req_seconds=1e6)
+    ann.report(names[0], "5")
+    assert ann.ask(other_results=[]).assignments == []
+    assert [a.name for a in ann.report(names[0], "5", other_results=[]).assignments] == names[1:]
+
+
+def test_resent_results_count_once(grid):
+    settings(max_wus_in_progress=3)
+    ann = Client("ann")
+    for number in range(2):
+        add(number=number)
+    names = ann.fetch(work_req_seconds=1e6)
+    add(number=2)
+    assert len(names) == 2
+    assert ann.fetch(NOW + 5, work_req_seconds=1e6, other_results=[]) == [*names, "near_2_0"]
+
+
+def test_what_is_reported_is_not_lost(grid):
+    (ann,), (name,) = given("ann")
+    assert ann.report(name, "5", other_results=[]).assignments == []
+
+
+DROPS = {  # id: (what became of the workunit or result, aborted, aborted if not started)
+    "C42 still wanted": ({}, {}, [], []),
+    "failed, not told yet": (dict(error_mask=1), {}, [], []),
+    "decided, not assimilated yet": (dict(canonical_resultid=9), {}, [], []),
+    "cancelled": (dict(error_mask=E.CANCELLED | 1), {}, ["near_0_0"], []),
+    "assimilated": (dict(assimilate_state=A.DONE), {}, [], ["near_0_0"]),
+    "timed out": ({}, dict(server_state=S.OVER, outcome=O.NO_REPLY), [], ["near_0_0"]),
+    "somebody else's": ({}, dict(host=2), ["near_0_0"], []),
+}
+
+
+@pytest.mark.parametrize("case", DROPS)
+def test_what_to_drop(case, grid):
+    unit, result, aborts, aborts_if_not_started = DROPS[case]
+    (ann,), (name,) = given("ann")
+    Client("bob").ask()
+    if unit:
+        m.Workunit.update(**unit).execute()
+    if result:
+        m.Result.update(**result).execute()
+    reply = ann.ask(NOW + 5, other_results=[name])
+    assert (reply.aborts, reply.aborts_if_not_started) == (aborts, aborts_if_not_started)
+    settings(send_result_abort=False)
+    reply = ann.ask(NOW + 6, other_results=[name])
+    assert (reply.aborts, reply.aborts_if_not_started) == ([], [])
+
+
+def test_unknown_results_are_dropped(grid):
+    assert Client("ann").ask(other_results=["near_7_0"]).aborts == ["near_7_0"]
+
+
+# ---- Work ----------------------------------------------------------------------
+
+
+def test_send(grid):
+    """S0-03, S0-04, C22: the client is told a deadline, the server waits a little longer."""
+    settings(report_grace_period=100)
+    add(delay_bound=1000)
+    ann = Client("ann")
+    reply = ann.ask(work_req_seconds=1)
+    r, unit = copies()[0], units()[0]
+    assert reply.assignments[0].report_deadline == NOW + 1000
+    assert r.report_deadline == unit.transition_time == NOW + 1100
+    assert (r.sent_time, r.host_id, r.user_id) == (NOW, ann.hostid, 1)
+    assert r.app_version_id == m.AppVersion.get(app=r.app_id).id
+    again = ann.ask(NOW + 1, other_results=[]).assignments
+    assert again == reply.assignments
+    Client("bob").fetch(NOW + 50)
+    assert units()[0].transition_time == NOW + 1100  # never later
+
+
+def test_grace_period_is_over(grid):
+    settings(report_grace_period=100)
+    add(delay_bound=1000)
+    Client("ann").fetch()
+    for now, outcome in ((NOW + 1100, O.INIT), (NOW + 1101, O.NO_REPLY)):
+        m.run_pass(now)
+        assert copies()[0].outcome == outcome
+
+
+def test_what_is_assigned(grid):
+    add("count", 7, rsc_disk_bound=5000)
+    (a,) = Client("ann").ask(work_req_seconds=1).assignments
+    assert (a.name, a.workunit, a.app) == ("count_7_0", "count_7", "count")
+    assert a.input["url"] == "/download/count_7_in" and a.input["nbytes"] == 1
+    assert a.output == {"name": "count_7_0_out", "url": "/upload/count_7_0_out",
+                        "nbytes_max": 5000}
+    assert m.file_path("download", a.files[0]["name"]).read_bytes().startswith(b'"""count')
+    settings(upload_bytes_max=100)
+    assert Client("bob").ask(work_req_seconds=1).assignments[0].output["nbytes_max"] == 100
+
+
+def test_one_copy_for_each_host(grid):
+    """Also within one request, and after it is over."""
+    add(target_nresults=3)
+    ann, bob = Client("ann"), Client("bob")
+    (name,) = ann.fetch(work_req_seconds=1e6)
+    ann.report(name, None)
+    assert ann.fetch(NOW + 5) == []
+    assert "you have a copy of each" in ann.host().why_no_work
+    assert bob.fetch() == ["near_0_1"]
+    assert Client("ann").fetch() == ["near_0_2"]  # her other computer
+
+
+def test_one_copy_for_each_user(grid):
+    settings(one_result_per_user_per_wu=True)
+    add(target_nresults=3)
+    assert len(Client("ann").fetch()) == 1
+    assert Client("ann").fetch() == []
+    assert len(Client("bob").fetch()) == 1
+
+
+def test_urgent_ones_first_then_old_ones(grid):
+    for number, priority in enumerate((0, 5, 0, 5, -1)):
+        add(number=number, priority=priority)
+    names = Client("ann").fetch(work_req_seconds=1e6)
+    assert names == ["near_1_0", "near_3_0", "near_0_0", "near_2_0", "near_4_0"]
+
+
+WANTED = [  # (request, number of results given, each estimated at 100 s)
+    (dict(work_req_seconds=0), 0), (dict(work_req_seconds=1), 1), (dict(work_req_seconds=100), 1),
+    (dict(work_req_seconds=101), 2), (dict(work_req_seconds=1, cpu_req_instances=3), 3),
+    (dict(work_req_seconds=1, cpu_req_instances=99), 4), (dict(work_req_seconds=1e9), 8)]
+
+
+@pytest.mark.parametrize("asked, n", WANTED)
+def test_as_much_as_is_asked_for(asked, n, grid):
+    for number in range(8):
+        add(number=number, rsc_fpops_est=1e11)
+    assert len(Client("ann").fetch(**asked, host=dict(p_ncpus=4, p_fpops=1e9))) == n
+
+
+def test_limits_of_a_request_and_of_a_host(grid):
+    settings(max_wus_to_send=2, max_wus_in_progress=3)
+    for number in range(9):
+        add(number=number)
+    ann = Client("ann")
+    much = dict(work_req_seconds=1e9, host=dict(p_ncpus=2))
+    assert [len(ann.fetch(NOW + 9 * k, **much)) for k in range(3)] == [4, 2, 0]
+    assert "you hold 6 tasks, the limit here" in ann.host().why_no_work
+    ann.report("near_0_0", "5")
+    assert len(ann.fetch(NOW + 99, **much)) == 1
+
+
+def test_not_too_often(grid):
+    settings(min_sendwork_interval=10, request_delay=3)
+    for number in range(3):
+        add(number=number)
+    ann = Client("ann")
+    assert len(ann.fetch()) == 1
+    reply = ann.ask(NOW + 8, work_req_seconds=1)
+    assert (reply.assignments, reply.request_delay) == ([], 3) and "too recent" in said(reply)
+    assert ann.ask(NOW + 4, work_req_seconds=1).request_delay == 6
+    assert len(ann.fetch(NOW + 10)) == 1
+
+
+def test_request_delay_is_told(grid):
+    settings(request_delay=7)
+    assert Client("ann").ask().request_delay == 7
+
+
+def test_only_for_ones_own_platform(grid):
+    add()
+    reply = Client("ann").ask(work_req_seconds=1, platforms=["abacus"])
+    assert reply.assignments == [] and "no application here runs" in said(reply)
+    assert copies()[0].refusals is None
+
+
+def test_each_platform_gets_its_own_version(grid):
+    add()
+    version = m.AppVersion.create(app=m.apps["near"].id, create_time=NOW, platform="abacus",
+                                  version_num=1, files=[])
+    m.apps["near"].versions = {"abacus": version, **m.apps["near"].versions}
+    for key, platform, extra in (("ann", "python", []), ("bob", "abacus", ["toaster"])):
+        client = Client(key)
+        (a,) = client.ask(work_req_seconds=1, platforms=[platform, *extra]).assignments
+        assert (a.app_version == version.id) == (platform == "abacus")
+        assert result(a.name).app_version_id == a.app_version
+        (again,) = client.ask(other_results=[]).assignments
+        assert again == a
+
+
+# ---- What a host cannot do -----------------------------------------------------
+
+
+FITS = dict(p_fpops=1e9, m_nbytes=1e9, d_free=1e9)
+NEEDS = dict(rsc_fpops_est=5e11, delay_bound=1000, rsc_memory_bound=1e9, rsc_disk_bound=1e9)
+FEASIBLE = {  # id: (what the host has, what the request says, why not)
+    "it just fits": ({}, {}, ""),
+    "memory": (dict(m_nbytes=1e9 - 1), {}, "needs 1 GB of memory, you have 1"),
+    "memory unknown": (dict(m_nbytes=0), {}, ""),
+    "disk": (dict(d_free=1e9 - 1), {}, "needs 1 GB of disk"),
+    "disk unknown": (dict(d_free=0), {}, ""),
+    "just in time": (dict(p_fpops=5.01e8), {}, ""),
+    "too slow": (dict(p_fpops=4.99e8), {}, "the deadline is in"),
+    "just in time after other work": ({}, dict(estimated_delay=500), ""),
+    "too much other work": ({}, dict(estimated_delay=501), "the deadline is in"),
+    "on half of the time": (dict(on_frac=0.51), {}, ""),
+    "on less": (dict(on_frac=0.49), {}, "the deadline is in"),
+    "active half of the time": (dict(active_frac=0.51), {}, ""),
+    "active less": (dict(active_frac=0.49), {}, "the deadline is in"),
+    "both": (dict(on_frac=0.7, active_frac=0.7), {}, "the deadline is in"),
+    "never on, it says": (dict(on_frac=0), {}, "the deadline is in"),
+    "more than always on": (dict(on_frac=7), dict(estimated_delay=501), "the deadline is in"),
+}
+
+
+@pytest.mark.parametrize("case", FEASIBLE)
+def test_feasible(case, grid):
+    has, says, why = FEASIBLE[case]
+    add(**NEEDS)
+    ann = Client("ann")
+    reply = ann.ask(host={**FITS, **has}, work_req_seconds=1, **says)
+    assert bool(reply.assignments) == (not why)
+    assert why in said(reply) and why in ann.host().why_no_work
+    assert [x[1:2] for x in copies()[0].refusals or []] == ([[ann.hostid]] if why else [])
+
+
+def test_what_is_given_in_one_request_takes_time_too(grid):
+    for number in range(5):
+        add(number=number, **{**NEEDS, "delay_bound": 1100})
+    assert len(Client("ann").fetch(work_req_seconds=1e9, host=FITS)) == 2
+    assert len(Client("bob").fetch(work_req_seconds=1e9, host={**FITS, "p_ncpus": 2})) == 3
+
+
+def test_measured_speed_counts_more_than_the_benchmark(grid):
+    add(number=0, **NEEDS), add(number=1, **NEEDS)
+    ann = Client("ann")
+    (name,) = ann.fetch(host=FITS)
+    ann.ask(NOW + 2000, reports=[m.Report(name, 5, 0, elapsed_time=1500)])
+    assert "the deadline is in" in said(ann.ask(NOW + 2000, work_req_seconds=1))
+
+
+def test_the_reason_is_kept_until_there_is_work(grid):
+    ann = Client("ann")
+    assert "there is none at the moment" in said(ann.ask(work_req_seconds=1))
+    assert "there is none at the moment" in ann.host().why_no_work
+    add()
+    ann.fetch(NOW + 5)
+    assert ann.host().why_no_work == ""
+
+
+def test_what_no_host_can_do_fails(grid):
+    """S0-10..S0-13: the third refusal ends the result, its workunit, and the other copy."""
+    settings(infeasible_max=3)
+    add(rsc_memory_bound=1e9, target_nresults=2)
+    small = dict(work_req_seconds=1, host=dict(m_nbytes=1e8))
+    for n, key in enumerate(("ann", "bob")):
+        Client(key).ask(NOW + n, **small)
+    assert outcomes() == [UNSENT, UNSENT] and units()[0].transition_time > NOW + 2
+    Client("cyd").ask(NOW + 2, **small)
+    assert outcomes()[0] == (S.OVER, O.COULDNT_SEND)
+    assert units()[0].transition_time == NOW + 2
+    assert [(at, hostid) for at, hostid, why in copies()[0].refusals] == [
+        (NOW, 1), (NOW + 1, 2), (NOW + 2, 3)]
+    m.run_pass(NOW + 3)
+    assert units()[0].error_mask == E.COULDNT_SEND_RESULT
+    assert [server_state for server_state, _ in outcomes()] == [S.OVER, S.OVER]
+
+
+def test_one_host_counts_once_an_hour(grid):
+    add(rsc_memory_bound=1e9)
+    ann = Client("ann")
+    for now, n in ((NOW, 1), (NOW + 5, 1), (NOW + 3599, 1), (NOW + 3600, 2), (NOW + 7000, 2)):
+        ann.ask(now, work_req_seconds=1, host=dict(m_nbytes=1e8))
+        assert len(copies()[0].refusals) == n
+
+
+def test_a_small_host_gets_what_is_behind(grid):
+    add(number=0, rsc_memory_bound=1e9, priority=5), add(number=1)
+    ann = Client("ann")
+    assert ann.fetch(host=dict(m_nbytes=5e8)) == ["near_1_0"]
+    assert copies()[0].refusals[0][:2] == [NOW, ann.hostid]
