@@ -185,10 +185,9 @@ def rule(*columns):
 
 
 def fire(rule, row):
-    """Apply a rule to a row in memory.
+    """Apply a rule to a row in memory; error bits are added to those already set.
 
-    Raises IllegalMove, with the row unchanged, if a field holds a value the rule does not start
-    from. Error bits are added to those already set.
+    Raises IllegalMove, with the row unchanged, if the rule does not start from what it holds.
     """
     for name, allowed in rule.before.items():
         value = getattr(row, name)
@@ -1012,6 +1011,9 @@ def sync_apps(paths, now):
         for loader, file in found:
             try:
                 application = loader.load(file)
+                if apps.get(application.name, application).path != application.path:
+                    raise PluginError(f"{file}: there is an application '{application.name}' "
+                                      f"already: {apps[application.name].path}")
                 project.write(lambda: enter_app(loader, application, now))
                 apps[application.name] = application
             except (PluginError, OSError) as error:
@@ -1097,10 +1099,10 @@ def add_work(application, number, given, now):
     """
     given = {**application.parameters, **given}
     content = given.pop("input")
-    unknown = sorted(set(given) - set(PARAMETERS))
+    unknown = sorted(map(repr, set(given) - set(PARAMETERS)))
     try:
         if unknown:
-            raise ValueError(f"unknown {', '.join(map(repr, unknown))}; known are 'input', "
+            raise ValueError(f"unknown {', '.join(unknown)}; known are 'input', "
                              f"{', '.join(map(repr, PARAMETERS))}")
         numbers = check_parameters(given)
     except ValueError as error:
@@ -1276,10 +1278,8 @@ def detach(host, now):
 
 
 def take_reports(request, reply, host, versions, changed, now):
-    """Record what the host reports; acknowledge every name, or the client repeats it for ever.
-
-    Returns whether something was reported twice: the client may have lost a reply [C43].
-    """
+    """Record what the host reports; say whether some of it was reported before [C43]."""
+    # Every name is acknowledged, or the client repeats it for ever.
     names = [report.name for report in request.reports]
     rows = {r.name: r for r in Result.select(Result, Workunit).join(Workunit)
             .where(Result.name.in_(names))} if names else {}
@@ -1324,10 +1324,8 @@ def receive(r, report, host, versions, now):
 
 
 def learn(version, r, good):
-    """Adjust a host's daily quota and measured speed to one report.
-
-    Errors take one from the quota, never the last one; successes double it up to its maximum.
-    """
+    """Adjust a host's daily quota and measured speed to one report."""
+    # Errors take one from the quota, never the last one; successes double it, up to the setting.
     quota = project.settings.daily_result_quota
     if good:
         version.max_jobs_per_day = min(max(version.max_jobs_per_day, 1) * 2, quota)
@@ -1639,10 +1637,9 @@ def load(ids):
 
 
 def change(ids, still, act, now):
-    """Apply act(wu, results) -> new or further rows to workunits read now; save what changed.
+    """Apply act(wu, results) -> new rows to workunits read now, if still(wu); save what changed.
 
-    `still(wu)` says whether a workunit is still to be done. One that raises is put off alone:
-    none of its changes are saved, and it is looked at again in six hours. Runs in the writer.
+    One that raises is put off alone: none of its changes are saved. Runs in the writer.
     """
     rows, done = [], 0
     for wu, results in load(ids):
@@ -1687,32 +1684,45 @@ def generator(now):
     """
     made = 0
     for application in working(now).values():
-        given = True
         for _ in range(CHUNKS_MAX * ((application.name, GENERATOR) not in project.put_off)):
             unsent = Result.select().where(UNSENT, Result.app == application.id).count()
-            number, batch = App.get_by_id(application.id).next_number, []
-            try:
-                while unsent + len(batch) < project.settings.stock and len(batch) < CHUNK:
-                    given = application.hooks["workunit"](number + len(batch))
-                    if given is None:
-                        break
-                    batch.append(given)
-                made += project.write(lambda: generate(application, number, batch, now))
-            except PluginError as error:
-                put_off(application, GENERATOR, now, error)
-                break
-            if given is None or not batch:
+            wanted = min(project.settings.stock - unsent, CHUNK)
+            number = App.get_by_id(application.id).next_number
+            batch, fault = ask_for_work(application, number, wanted)
+            n, unfit = project.write(lambda: generate(application, number, batch, now))
+            made += n
+            if fault or unfit:
+                put_off(application, GENERATOR, now, unfit or fault)
+            if n < max(wanted, 1):
                 break
     return made
 
 
+def ask_for_work(application, number, n):
+    """Ask for up to n workunits; return them, and the error that came instead of one."""
+    batch = []
+    try:
+        while len(batch) < n:
+            given = application.hooks["workunit"](number + len(batch))
+            if given is None:
+                break
+            batch.append(given)
+    except PluginError as error:
+        return batch, error
+    return batch, None
+
+
 def generate(application, number, batch, now):
-    """Make the workunits of a batch and count on, together. Runs in the writer."""
-    for k, given in enumerate(batch):
-        add_work(application, number + k, given, now)
-    if batch:
-        App.update(next_number=number + len(batch)).where(App.id == application.id).execute()
-    return len(batch)
+    """Make workunits up to the first that is not right, and count on. Runs in the writer."""
+    made, fault = 0, None
+    try:
+        for given in batch:
+            add_work(application, number + made, given, now)
+            made += 1
+    except PluginError as error:
+        fault = error
+    App.update(next_number=number + made).where(App.id == application.id).execute()
+    return made, fault
 
 
 def transitioner(now):

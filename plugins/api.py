@@ -7,7 +7,6 @@ field. Uploads are resumable, bounded, and taken only for a result that still ma
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import re
 import threading
@@ -94,8 +93,10 @@ def parse_request(given):
     request.host = build_host(given.get("host") or {})
     for name in ("platforms", "other_results"):
         value = getattr(request, name)
-        if value is not None and not (isinstance(value, list) and len(value) <= NAMES_MAX
-                                      and all(is_text(v, 256) for v in value)):
+        if value is None and name == "other_results":
+            continue  # It does not say.
+        if not isinstance(value, list) or len(value) > NAMES_MAX \
+                or not all(is_text(v, 256) for v in value):
             raise ClientError(f"{name} must be a list of at most {NAMES_MAX} names")
     reports = given.get("reports") or []
     if not isinstance(reports, list) or len(reports) > NAMES_MAX \
@@ -147,7 +148,7 @@ def build_host(given):
 def number(name, value, kind):
     """Check a number; NaN, infinities and what does not fit the store are none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) \
-            or not math.isfinite(value) or abs(value) > 2**62:
+            or not -2**62 <= value <= 2**62:
         raise ClientError(f"{name} must be a number")
     if kind is int and value != int(value):
         raise ClientError(f"{name} must be a whole number")
@@ -267,7 +268,7 @@ def upload(name, request, now):
     is complete, its sum is right, and it would survive a power cut.
     """
     path = file_path("upload", name)
-    authenticator = request.get_header("Authorization", "").removeprefix("Bearer ").strip()
+    authenticator = (header(request, "Authorization") or "").removeprefix("Bearer ").strip()
     result = may_upload(name, authenticator, now)
     start, total = content_range(request)
     limit = int(min(result.workunit.rsc_disk_bound, project.settings.upload_bytes_max))
@@ -282,7 +283,7 @@ def upload(name, request, now):
     try:
         nbytes = append_piece(part_of(path), start, total, request)
         if nbytes == total:
-            finish(part_of(path), path, request.get_header("X-Sha256", "").lower())
+            finish(part_of(path), path, (header(request, "X-Sha256") or "").lower())
         return {"nbytes": nbytes, "complete": nbytes == total}
     except OSError as error:
         raise ClientError(f"the server cannot store {name}: {error.strerror}; try again later",
@@ -292,14 +293,22 @@ def upload(name, request, now):
             uploading.discard(name)
 
 
+def header(request, name):
+    """Return a header, or None where there is none. Raises ClientError if it is no text."""
+    try:
+        return request.get_header(name)
+    except UnicodeError:
+        raise ClientError(f"the header {name} is not a text") from None
+
+
 def content_range(request):
     """Read Content-Range; without one the body is the whole file. Raises ClientError."""
-    text = request.get_header("Content-Range")
+    text = header(request, "Content-Range")
     if text is None:
         return 0, max(request.content_length, 0)
     if text == "bytes */0":
         return 0, 0
-    match = re.fullmatch(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})", text)
+    match = re.fullmatch(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})", text)
     start, end, total = map(int, match.groups()) if match else (0, 0, 0)
     if not match or not start <= end < total or end - start + 1 != request.content_length:
         raise ClientError("Content-Range must be 'bytes START-END/TOTAL', and the body that long")

@@ -18,7 +18,7 @@ import minigrid as m
 
 START = 1_800_000_000
 HOUR, DAY = 3600, 86400
-UNREACHABLE = {"consensus after the end", "fail: nothing to assimilate"}  # tables plant their states
+UNREACHABLE = {"consensus after the end", "fail: nothing to assimilate"}  # see the tables
 
 SUMS = '''
 min_quorum = 2
@@ -179,10 +179,10 @@ class World:
     @contextlib.contextmanager
     def trouble(self):
         """Now and then an output cannot be read or deleted for the length of a pass."""
+        waiting = "outcome = 1 AND validate_state IN (0, 4)"
         undecided = {name for name, in m.db.execute_sql(
-            "SELECT name FROM result WHERE outcome = 1 AND validate_state IN (0, 4) AND workunit_id "
-            "IN (SELECT workunit_id FROM result WHERE outcome = 1 AND validate_state IN (0, 4) "
-            "GROUP BY workunit_id HAVING count(*) > 2)")}
+            f"SELECT name FROM result WHERE {waiting} AND workunit_id IN (SELECT workunit_id "
+            f"FROM result WHERE {waiting} GROUP BY workunit_id HAVING count(*) > 2)")}
         freed = {name for name, in m.db.execute_sql(
             "SELECT r.name FROM result r JOIN workunit w ON w.id = r.workunit_id "
             "WHERE w.assimilate_state = 2 AND r.file_delete_state = 0")}
