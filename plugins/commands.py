@@ -221,10 +221,10 @@ def volunteers(n, url, data):
         directory.mkdir(parents=True, exist_ok=True)
         log = open(directory / "log.txt", "a")
         processes.append(subprocess.Popen(
-            [sys.executable, str(HERE / "volunteer.py"), url, "--dir", str(directory),
-             "--cpus", "1", "--name", f"volunteer {k}"],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=os.name == "posix"))  # Ctrl-C is ours to pass on.
+            [sys.executable, str(HERE / "volunteer.py"), url, "--dir", str(directory), "--moved",
+             "--cpus", "1", "--name", f"volunteer {k}", "--stop-with-stdin"],
+            stdin=subprocess.PIPE,  # It ends with us, however we end.
+            stdout=log, stderr=log, start_new_session=os.name == "posix"))  # Ctrl-C is ours.
         log.close()
     try:
         yield processes
@@ -236,6 +236,8 @@ def volunteers(n, url, data):
                 process.wait(timeout=10)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
+            process.stdin.close()
 
 
 def count_workunits(application, limit=1 << 20):

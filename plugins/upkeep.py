@@ -3,6 +3,8 @@
 import sqlite3
 import time
 
+from peewee import DatabaseError
+
 import minigrid
 from minigrid import FileDeleteState as F
 from minigrid import (AssimilateState, ErrorMask, Outcome, Result, Workunit, db, file_path, log,
@@ -48,8 +50,8 @@ INVARIANTS = {
         "AND assimilate_state = 0",
     "a result under way with a workunit that does not wait for its deadline [S0-34]":
         "SELECT r.name FROM result r JOIN workunit w ON w.id = r.workunit_id "
-        "WHERE r.server_state = 4 AND w.transition_time > r.report_deadline "
-        "AND NOT (w.transition_time = 2147483647 AND w.assimilate_state = 1)",
+        "WHERE r.server_state = 4 AND w.assimilate_state != 1 AND w.transition_time > "
+        "max(r.report_deadline, (SELECT max(rpc_time) FROM host))",  # or due since a request
 }
 
 
@@ -58,15 +60,19 @@ def violations():
 
     Reads everything, so it takes a while on a large store; changes nothing.
     """
-    found = [f"store: {row[0]}" for row in db.execute_sql("PRAGMA integrity_check")
-             if row[0] != "ok"]
-    found += [f"store: {row[0]} row {row[1]} points to no row of {row[2]}"
-              for row in db.execute_sql("PRAGMA foreign_key_check")]
-    for what, query in INVARIANTS.items():
-        names = [row[0] for row in db.execute_sql(query + " LIMIT 6")]
-        if names:
-            found.append(f"{what}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}")
-    return found + file_violations()
+    found = []
+    try:
+        found += [f"store: {row[0]}" for row in db.execute_sql("PRAGMA integrity_check")
+                  if row[0] != "ok"]
+        found += [f"store: {row[0]} row {row[1]} points to no row of {row[2]}"
+                  for row in db.execute_sql("PRAGMA foreign_key_check")]
+        for what, query in INVARIANTS.items():
+            names = [row[0] for row in db.execute_sql(query + " LIMIT 6")]
+            if names:
+                found.append(f"{what}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}")
+        return found + file_violations()
+    except DatabaseError as error:  # So damaged that it cannot even be read to its end.
+        return found + [f"store: {error}; put back the newest copy from {project.data / 'backup'}"]
 
 
 def file_violations():
@@ -142,7 +148,7 @@ def daily(now):
     """Once a day: a backup, and away with files that belong to nothing."""
     if project.settings.backups:
         backup(project.data / "backup" / time.strftime("minigrid-%Y-%m-%d.db", time.gmtime(now)))
-        kept = sorted((project.data / "backup").glob("minigrid-*.db"))
+        kept = sorted((project.data / "backup").glob("minigrid-????-??-??.db"))  # Ours alone.
         for old in kept[:-project.settings.backups]:
             old.unlink()
     delete_orphans(now)
@@ -160,7 +166,7 @@ def backup(target):
     copy = sqlite3.connect(temporary)
     try:
         with copy:
-            source.backup(copy, pages=1000)
+            source.backup(copy)  # In one step: between two, any commit would start it again.
         copy.execute("PRAGMA journal_mode = delete")
     finally:
         copy.close()

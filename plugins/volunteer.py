@@ -449,6 +449,15 @@ def mind_clock(project, last, now):
         project.min_rpc_time = project.work_time = 0.0
 
 
+def move(project, url):
+    """Follow a project to another address, with the files and uploads of all its jobs [D5]."""
+    for job in project.jobs:
+        for f in job.downloads + ([job.output] if job.output else []):
+            if f["url"].startswith(project.url + "/"):
+                f["url"] = url + f["url"][len(project.url):]
+    project.url = url
+
+
 def number(value, low, high, default):
     """A finite number between low and high; anything else from outside is the default."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high:
@@ -1701,6 +1710,8 @@ directory of its own.""")
     p.add_argument("--email", default="", help="join as an account instead; needs --password")
     p.add_argument("--password", default="", help="of that account; is not kept")
     p.add_argument("--dir", default="", help="where to keep files (default: ~/.minigrid/HOST_PORT)")
+    p.add_argument("--moved", action="store_true",
+                   help="the project of --dir has moved to URL: go on with it there")
     p.add_argument("--cpus", type=int, default=processors(), metavar="N",
                    help="jobs to run at a time (default: all processors, here %(default)s)")
     p.add_argument("--once", action="store_true", help="fetch work once, exit when it is reported")
@@ -1754,8 +1765,10 @@ def main(argv=None):
     client = Client(directory, args.url, options, Transport(), random.SystemRandom(), voice, host)
     project = client.project
     if project.url != args.url:
-        # Never show one server's authenticator to another.
-        raise SystemExit("%s belongs to %s; choose another --dir" % (directory, project.url))
+        if not args.moved:  # Never show one server's authenticator to another.
+            raise SystemExit("%s belongs to %s; choose another --dir, or add --moved if that "
+                             "project has moved to %s" % (directory, project.url, args.url))
+        move(project, args.url)
     client.state.p_fpops = client.state.p_fpops or measure_fpops()
     if project.authenticator:
         voice.tell("%s at %s, %d jobs kept from last time"

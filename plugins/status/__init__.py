@@ -276,18 +276,19 @@ def invitation(now):
     Who looks from the server itself knows it as localhost, which would lead others nowhere: they
     are told its address in the network, if it listens there.
     """
-    url = base_url()
-    seen = urllib.parse.urlsplit(url)
-    if not is_local(seen.hostname or "localhost"):
-        urls = [url]
-    elif project.settings.host in ("0.0.0.0", "::"):
-        urls = network(seen.port or project.settings.port, now // 60)[::-1] or [url]
-    else:
-        urls = [url]
-    local = is_local(urllib.parse.urlsplit(urls[0]).hostname or "localhost")
+    url, port = base_url(), project.settings.port
+    try:
+        seen = urllib.parse.urlsplit(url)
+        host, port = seen.hostname or "localhost", seen.port or port
+    except ValueError:  # The asking client may write anything there.
+        url, host = "", "localhost"
+    urls = [url or f"http://localhost:{port}"]
+    if is_local(host) and project.settings.host in ("0.0.0.0", "::"):
+        urls = network(port, now // 60)[::-1] or urls
+    local = is_local(host) and is_local(project.settings.host)
     fetch = FETCH.format(url=urls[0])
     return {"url": urls[0], "urls": urls, "join": f"python3 {fetch}", "join_windows": f"py {fetch}",
-            "only_here": local and is_local(project.settings.host)}
+            "only_here": local}
 
 
 def is_local(host):

@@ -1231,3 +1231,17 @@ def test_help_teaches():
     text = subprocess.run([sys.executable, str(FILE), "--help"], stdout=subprocess.PIPE,
                           timeout=PATIENCE).stdout.decode()
     assert "examples:" in text and "--max-jobs" in text and "trust" in text
+
+
+def test_a_project_that_moves_takes_its_jobs_along():
+    """A server may change its address [D5]; what points elsewhere stays as it is."""
+    old, new, elsewhere = "http://10.0.0.1:8080", "http://10.0.0.2:9090", "http://10.0.0.1:80800/f"
+    project = v.Project(old)
+    project.jobs = [v.Job("pi_0_0", files=[{"url": old + "/download/pi.py"}, {"url": elsewhere}],
+                          input={"url": old + "/download/pi_0_in"},
+                          output={"url": old + "/upload/pi_0_0_out"}), v.Job("pi_1_0")]
+    v.move(project, new)
+    job = project.jobs[0]
+    assert [f["url"] for f in (*job.downloads, job.output)] == [
+        new + "/download/pi.py", elsewhere, new + "/download/pi_0_in", new + "/upload/pi_0_0_out"]
+    assert project.url == new
