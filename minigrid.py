@@ -738,10 +738,7 @@ def count_firings(done):
 
 
 def open_store(path):
-    """Open the store, made or migrated where needed.
-
-    Raises StoreError, with advice, if it is damaged, not ours, or from a newer minigrid.
-    """
+    """Open the store, made or migrated where needed. Raises StoreError, with advice."""
     db.init(str(path))
     try:
         tables = db.get_tables() if path.exists() else []
@@ -820,6 +817,7 @@ class Settings:
     data: str = setting("data", "directory of the store and of all files")
     host: str = setting("0.0.0.0", "address to listen on; 127.0.0.1 for this machine only")
     port: int = setting(8080, "port to listen on; 0 takes a free one")
+    proxy: str = setting("", "address of a web server in front whose X-Forwarded-* are believed")
     apps: str = setting("plugins/apps", "application files, or directories of them")
     plugins: str = setting("python_apps quorum dispatch cleanup api status upkeep commands",
                            "modules of plugins/ to load")
@@ -845,10 +843,7 @@ class Settings:
 
 
 def read_settings(path, **overrides):
-    """Read [minigrid] of a configuration file, where there is one; overrides win.
-
-    Raises ClientError naming the file and the key that is wrong.
-    """
+    """Read [minigrid] of a file, where there is one; overrides win. Raises ClientError."""
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read(path, encoding="utf-8")
@@ -931,7 +926,7 @@ def close_project():
 
 
 def remember(now, text):
-    """Keep a trouble for the status page and the log: the operator must not have to search."""
+    """Keep a trouble for status page and log: the operator must not have to search."""
     log.error(text)
     project.errors = project.errors[-19:] + [(now, text)]
 
@@ -1310,7 +1305,9 @@ def receive(r, report, host, versions, now):
         fire(LATE_SUCCESS if late else SUCCESS, r)
     else:
         fire(LATE_ERROR if late else CLIENT_ERROR, r)
-    r.host = host.id  # The same user's other host may report it [C43].
+    if r.host_id != host.id and not Result.select().where(
+            Result.workunit == r.workunit_id, Result.host == host).exists():
+        r.host = host.id  # The same user's other host reports it [C43]; never two copies on one.
     r.client_state, r.exit_status = report.client_state, report.exit_status  # [S2-30 S4-50]
     r.received_time = now
     r.elapsed_time = min(max(report.elapsed_time, 0), max(now - r.sent_time, 0))  # [C34]
@@ -1379,8 +1376,8 @@ def is_usable(r):
 def transition(wu, results, now):
     """Apply the transitioner's rules to a workunit and all its results in memory [S0-14..S0-35].
 
-    Finds out what timed out, what must be validated, whether the workunit failed, how many copies
-    it needs, whose files may go, and when to look again. Returns the new results, unsaved.
+    What timed out? Is there something to validate, has the workunit failed, how many copies does
+    it need, whose files may go, when to look again? Returns the new results, unsaved.
     """
     for r in results:
         if r.server_state == S.IN_PROGRESS and r.report_deadline < now:  # strictly [C2]
@@ -1620,8 +1617,8 @@ def add_to_average(holder, credit, now):
 # ---- 11. Stages --------------------------------------------------------------
 #
 # A stage finds workunits, calls plugins and touches files outside of the writer, and applies rules
-# to rows read inside the transaction that saves them: reports arrive meanwhile. It works in chunks,
-# so that no volunteer waits long, and its queries have limits, so that no pass is endless.
+# to rows read inside the transaction that saves them: reports arrive meanwhile. Its chunks are
+# small, so that no volunteer waits long, and limited, so that no pass is endless.
 
 CHUNK = 50  # workunits in one transaction: some ten milliseconds
 CHUNKS_MAX = 40  # of one stage in one pass, so that every stage has its turn
@@ -1678,10 +1675,8 @@ def waiting(condition, now, *more):
 
 
 def generator(now):
-    """Stage: ask applications for workunits while their stock of unsent results is low [S2-02].
-
-    BOINC's work generator, and X-Com's "next portion" (S3-05), in one.
-    """
+    """Stage: ask applications for workunits while their stock of unsent results is low [S2-02]."""
+    # BOINC's work generator, and X-Com's "next portion" (S3-05), in one.
     made = 0
     for application in working(now).values():
         for _ in range(CHUNKS_MAX * ((application.name, GENERATOR) not in project.put_off)):
@@ -1858,15 +1853,15 @@ def run_pass(now, stages=None):
 
 # ---- 12. HTTP ----------------------------------------------------------------
 #
-# A route parses, calls one function, serialises; routes are the business of plugins. Here is what
-# is common to all of them: errors become one plain sentence, whoever asks and whatever went wrong.
+# A route parses, calls one function, serialises: the business of plugins. What is common to all is
+# here: errors become one plain sentence, whoever asks and whatever went wrong.
 
 
 def make_app(clock):
     """Return the Bottle application with the routes of all plugins; `clock()` gives `now`."""
     app = bottle.Bottle()
     app.install(answer_errors)
-    app.default_error_handler = lambda error: http_error(error.status_code, error.body).body
+    app.default_error_handler = unknown_address
     for routes in plugged("routes"):
         routes(app, clock)
     return app
@@ -1899,6 +1894,12 @@ def http_error(status, text, **details):
     return bottle.HTTPResponse(body, status, Content_Type="application/json")
 
 
+def unknown_address(error):
+    """Answer what no route has taken; never as HTML, for it repeats what was asked."""
+    bottle.response.content_type = "application/json"
+    return http_error(error.status_code, error.body).body
+
+
 def base_url():
     """Return how the asking client sees this server: addresses may change [D5, boinc#5946]."""
     url = bottle.request.urlparts
@@ -1916,14 +1917,13 @@ def wall_clock():
 def load_plugins(names):
     """Load the modules of plugins/ that a project uses. Raises PluginError.
 
-    A plugin is a module with some of: routes(app, clock), commands(subparsers), hourly(now),
-    find/load/enter for applications, VALIDATION, give_work.
+    A plugin has some of: routes(app, clock), commands(subparsers), hourly(now), STAGES, VALIDATION,
+    give_work() and look_at_held(), find(), load() and enter() for applications.
     """
     here = Path(__file__).resolve().parent
-    folders = [f for f in (here / "plugins", here / "minigrid_plugins") if f.is_dir()]
     for name in names:
-        found = [path for folder in folders for path in (
-            folder / f"{name}.py", folder / name / "__init__.py") if path.exists()]
+        found = [path for folder in ("plugins", "minigrid_plugins") for path in (
+            here / folder / f"{name}.py", here / folder / name / "__init__.py") if path.exists()]
         if not re.fullmatch(r"\w+", name) or not found:
             raise PluginError(f"there is no plugin '{name}' in plugins/")
         spec = importlib.util.spec_from_file_location(f"minigrid_plugin_{name}", found[0])
@@ -1935,10 +1935,7 @@ def load_plugins(names):
 
 @contextlib.contextmanager
 def running(settings, paths, clock=wall_clock):
-    """Run a server: store, writer, job loop, HTTP; yield its address, and stop it cleanly.
-
-    Raises StoreError or ClientError if it cannot start.
-    """
+    """Run a server; yield its address; stop it cleanly. Raises StoreError, ClientError."""
     open_project(settings, random.SystemRandom())
     server = jobs = None
     try:
@@ -1948,7 +1945,9 @@ def running(settings, paths, clock=wall_clock):
             server = waitress.create_server(
                 make_app(clock), host=settings.host, port=settings.port, threads=8, ident=None,
                 connection_limit=1000, channel_timeout=120, outbuf_overflow=1 << 20,
-                max_request_body_size=settings.upload_bytes_max, clear_untrusted_proxy_headers=True)
+                max_request_body_size=settings.upload_bytes_max, clear_untrusted_proxy_headers=True,
+                trusted_proxy=settings.proxy or None, trusted_proxy_headers={
+                    "x-forwarded-proto", "x-forwarded-host"} if settings.proxy else set())
         except OSError as error:
             raise ClientError(f"cannot listen on {settings.host} port {settings.port}: "
                               f"{error.strerror}; try another with --port") from None

@@ -71,8 +71,9 @@ def violations():
             if names:
                 found.append(f"{what}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}")
         return found + file_violations()
-    except DatabaseError as error:  # So damaged that it cannot even be read to its end.
-        return found + [f"store: {error}; put back the newest copy from {project.data / 'backup'}"]
+    except (DatabaseError, sqlite3.Error) as error:  # So damaged that it cannot even be read to its end.
+        found.append(f"store: {error}; put back the newest copy from {project.data / 'backup'}")
+        return found
 
 
 def file_violations():

@@ -111,6 +111,26 @@ def test_a_broken_application_waits_and_the_others_go_on(case, grid, folder):
     assert len(m.project.errors) == 2
 
 
+def test_good_ones_before_a_bad_one_are_made(grid, folder):
+    """Whether the hook raises or its numbers are wrong; and no number is used twice."""
+    serve(folder, app=ENDLESS.replace('{"input": i}', '{"input": 1 // (i - 2)}'))
+    passes(NOW)
+    assert numbers("app") == [0, 1] and "ZeroDivisionError" in troubles()
+    serve(folder, app=ENDLESS.replace('{"input": i}', '{"input": i, "credit": 2 - i}'))
+    m.Result.update(server_state=S.IN_PROGRESS, report_deadline=NOW + DAY).execute()
+    passes(NOW + 1)
+    assert numbers("app") == [0, 1, 2] and "workunit(3): credit" in troubles()
+
+
+def test_a_generator_that_fails_stops_nothing_else(grid, folder):
+    serve(folder, near=make.NEAR.replace('return {"input": i} if i < 3 else None', "return 1 / 0"))
+    answered("5", "5")
+    passes(NOW + 1)
+    assert len(lines()) == 1 and "ZeroDivisionError" in troubles()
+    assert len(Client("ann").fetch()) == 0 and add(number=1)
+    assert len(Client("ann").fetch()) == 1
+
+
 # ---- A whole life --------------------------------------------------------------
 
 
@@ -156,9 +176,9 @@ def test_a_second_pass_in_the_same_second_does_nothing(n, grid):
     worlds()
     passes(*range(NOW + 1, NOW + 12, 3)[:n])
     now = range(NOW + 1, NOW + 12, 3)[n - 1]
-    before = dump()
+    before, written = dump(), m.db.connection().total_changes
     assert not any(passes(now).values())
-    assert dump() == before
+    assert (dump(), m.db.connection().total_changes) == (before, written)
 
 
 def test_many_workunits_are_done_in_one_pass(grid):
@@ -402,7 +422,7 @@ def test_a_file_that_is_gone_counts_as_deleted(grid):
 
 def test_what_cannot_be_deleted_is_tried_every_hour(grid):
     """F2, F3, P1: and the workunit stays until then."""
-    settings(purge_delay=0)
+    settings(purge_delay=100)
     stuck, lost, fine = gone("near_0")
     stuck.unlink()
     stuck.mkdir()  # cannot be unlinked, not even by root
@@ -415,7 +435,9 @@ def test_what_cannot_be_deleted_is_tried_every_hour(grid):
     lost.parent.mkdir()
     passes(NOW + 3, NOW + 1 + 3599)
     assert units()[0].file_delete_state == F.ERROR
-    passes(NOW + 1 + 3600)
+    passes(NOW + 1 + 3600, NOW + 1 + 3699)
+    assert units()[0].file_delete_state == F.DONE
+    passes(NOW + 1 + 3700)
     assert units() == []
 
 
