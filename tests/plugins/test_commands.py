@@ -129,7 +129,8 @@ COMMANDS = ["serve", "demo", "run", "try", "join", "status", "cancel", "check", 
 def test_help_of_every_command(cli, tmp_path, command):
     done = cli(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: ") and command != "serve" or "--stock" in done.stdout
+    assert done.stdout.startswith("usage: ")
+    assert ("--stock" in done.stdout) == (command == "serve")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -311,7 +312,7 @@ def test_the_server_says_how_to_join(stopped):
             assert answer.read() == (ROOT / "plugins" / "volunteer.py").read_bytes()
         process.terminate()
         out, _ = process.communicate(timeout=PATIENCE)
-    assert f"{url}/volunteer.py" in out and f"exec(" in out
+    assert f"{url}/volunteer.py" in out and "exec(" in out
 
 
 def test_an_application_that_is_broken_is_left_out(stopped):
@@ -421,8 +422,7 @@ def test_cancel(stopped, cli, case):
         one_sentence(done, "nothing was cancelled", names[-1])
     else:
         assert done.stdout.startswith(f"{len(numbers)} workunit")
-    again = cli("cancel", *names)
-    assert again.returncode == status and not again.stdout.startswith(f"{len(numbers)} w" * (not status))
+        assert cli("cancel", *names).stdout.startswith("0 workunits"), "they are already"
 
 
 def test_cancelled_workunits_end_as_failures_when_the_server_runs_again(stopped, cli):

@@ -718,6 +718,7 @@ def dump(url, profile):
 @pytest.mark.browser
 @pytest.mark.skipif(not CHROMIUM and not os.environ.get("CI"), reason="no Chromium is installed")
 def test_a_browser_shows_what_the_report_says(folder, tmp_path):
+    assert CHROMIUM, "where all is tested, Chromium must be installed"
     with small_world(folder, name=EVIL) as project:
         (project.data / "results" / "parts.txt").write_text(f"{EVIL}\n" * 30)
         (project.data / "results" / "later.png").write_bytes(b"no picture")
