@@ -64,15 +64,15 @@ __all__ = [
     "ErrorMask", "RULES", "DEVIATIONS", "fire", "fired", "label", "IllegalMove", "ClientError",
     "PluginError", "StoreError", "db", "Meta", "User", "Host", "App", "AppVersion",
     "HostAppVersion", "Workunit", "Result", "Firing", "canonical_json", "save_all",
-    "append_exactly", "server_note", "UNSENT", "IN_PROGRESS", "DUE", "TO_VALIDATE", "TO_ASSIMILATE",
-    "Settings", "read_settings", "project", "open_project", "close_project", "remember",
-    "PARAMETERS", "Application", "apps", "plugins", "plugged", "check_parameters", "sync_apps",
-    "working", "file_path", "store_file", "settle", "output_files", "add_work", "Request", "Report",
-    "Reply", "Assignment", "schedule", "say_to", "assignment", "send", "COULDNT_SEND",
-    "HOST_FIELDS", "log", "transition", "Verdict", "candidates", "validate", "load", "DELETED",
-    "NOT_DELETED", "PURGE", "FILES_READY", "FILES_GONE", "FILES_STUCK", "chunks", "STAGES",
-    "all_stages", "run_pass", "make_app", "base_url", "wall_clock", "load_plugins", "running",
-    "main", "CANCEL", "change",
+    "append_exactly", "lock_directory", "server_note", "UNSENT", "IN_PROGRESS", "DUE",
+    "TO_VALIDATE", "TO_ASSIMILATE", "Settings", "read_settings", "project", "open_project",
+    "close_project", "remember", "PARAMETERS", "Application", "ALL", "GENERATOR", "apps", "plugins",
+    "plugged", "check_parameters", "sync_apps", "working", "file_path", "store_file", "settle",
+    "output_files", "add_work", "Request", "Report", "Reply", "Assignment", "schedule", "say_to",
+    "assignment", "send", "COULDNT_SEND", "HOST_FIELDS", "log", "transition", "Verdict",
+    "candidates", "validate", "load", "DELETED", "NOT_DELETED", "PURGE", "FILES_READY",
+    "FILES_GONE", "FILES_STUCK", "chunks", "STAGES", "all_stages", "run_pass", "make_app",
+    "base_url", "wall_clock", "load_plugins", "running", "main", "CANCEL", "change",
 ]
 
 NEVER = 2147483647  # the INT_MAX of transition_time [C9 C35]; 0 means due at once
@@ -1684,7 +1684,8 @@ def generator(now):
             wanted = min(project.settings.stock - unsent, CHUNK)
             number = App.get_by_id(application.id).next_number
             batch, fault = ask_for_work(application, number, wanted)
-            n, unfit = project.write(lambda: generate(application, number, batch, now))
+            n, unfit = project.write(lambda: generate(application, number, batch, now)) \
+                if batch else (0, None)
             made += n
             if fault or unfit:
                 put_off(application, GENERATOR, now, unfit or fault)
@@ -1860,14 +1861,14 @@ def run_pass(now, stages=None):
 def make_app(clock):
     """Return the Bottle application with the routes of all plugins; `clock()` gives `now`."""
     app = bottle.Bottle()
-    app.install(answer_errors)
+    app.install(lambda route: answer_errors(route, clock))
     app.default_error_handler = unknown_address
     for routes in plugged("routes"):
         routes(app, clock)
     return app
 
 
-def answer_errors(route):
+def answer_errors(route, clock):
     """Turn what a route raises into an answer that says whose fault it is [DESIGN 5]."""
     @functools.wraps(route)
     def answer(*args, **kwargs):
@@ -1881,8 +1882,9 @@ def answer_errors(route):
             return http_error(503, f"{error}; your work is not lost, try again later")
         except bottle.HTTPResponse:
             raise
-        except Exception:
+        except Exception as error:
             log.exception("%s %s", bottle.request.method, bottle.request.path)
+            remember(clock(), f"{bottle.request.method} {bottle.request.path[:80]}: {error!r}")
             project.counts["server errors"] += 1
             return http_error(500, "the server has a problem on its side; try again later")
     return answer
@@ -1948,9 +1950,9 @@ def running(settings, paths, clock=wall_clock):
                 max_request_body_size=settings.upload_bytes_max, clear_untrusted_proxy_headers=True,
                 trusted_proxy=settings.proxy or None, trusted_proxy_headers={
                     "x-forwarded-proto", "x-forwarded-host"} if settings.proxy else set())
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: waitress knows no such host.
             raise ClientError(f"cannot listen on {settings.host} port {settings.port}: "
-                              f"{error.strerror}; try another with --port") from None
+                              f"{error}; try another --host or --port") from None
         port = getattr(server, "effective_port", settings.port)
         note = {"pid": os.getpid(), "url": f"http://127.0.0.1:{port}"}
         (project.data / "server.json").write_text(json.dumps(note))

@@ -286,6 +286,7 @@ def upload(name, request, now):
             finish(part_of(path), path, (header(request, "X-Sha256") or "").lower())
         return {"nbytes": nbytes, "complete": nbytes == total}
     except OSError as error:
+        minigrid.remember(now, f"cannot store the upload {name}: {error.strerror}")
         raise ClientError(f"the server cannot store {name}: {error.strerror}; try again later",
                           507) from None
     finally:

@@ -58,8 +58,9 @@ def commands(parsers):
     join_parser = parsers.add_parser(
         "join", add_help=False, help="give this computer's spare time to a project",
         description="All arguments go to the volunteer's client: try 'minigrid join --help'.")
-    join_parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    join_parser.set_defaults(run=join)
+    # All that follows is the client's business, its --help too.
+    join_parser.parse_known_args = lambda arguments, _: (
+        argparse.Namespace(run=join, arguments=arguments), [])
     add(parsers, "status", show_status, "say how a project is doing", server=False, data=True)
     cancel_parser = add(parsers, "cancel", cancel, "give up workunits; volunteers are told at "
                         "their next contact", server=False, data=True)
@@ -67,7 +68,7 @@ def commands(parsers):
                                help="a workunit, or an application: all its unfinished workunits")
     add(parsers, "check", check, "check store and files for what must never be", server=False,
         data=True)
-    backup_parser = add(parsers, "backup", backup, "copy the store as it is, even while the server "
+    backup_parser = add(parsers, "backup", save_copy, "copy the store as it is, even while the server "
                         "works", server=False, data=True)
     backup_parser.add_argument("file", nargs="?", help="where to (default: data/backup/DATE.db)")
 
@@ -204,9 +205,20 @@ def verbose(options):
     logging.basicConfig(level=logging.INFO if options.verbose else logging.ERROR,
                         format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
-    logging.getLogger("waitress").setLevel(logging.ERROR)
-    if not options.verbose:  # The commands show troubles themselves.
-        logging.getLogger("minigrid").setLevel(logging.CRITICAL)
+    logging.getLogger("waitress").setLevel(logging.CRITICAL)  # Clients that hang up are no news.
+    if not options.verbose:
+        minigrid.log.setLevel(logging.CRITICAL)
+
+
+@contextlib.contextmanager
+def quietly():
+    """Do not log what a command shows itself."""
+    level = minigrid.log.level
+    minigrid.log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        minigrid.log.setLevel(level)
 
 
 # ---- demo and run ------------------------------------------------------------
@@ -351,7 +363,7 @@ def run(options):
 
 def try_app(options):
     """Take one workunit through its life, on a clock of its own, and print each step."""
-    with tempfile.TemporaryDirectory(prefix="minigrid-try-") as scratch:
+    with quietly(), tempfile.TemporaryDirectory(prefix="minigrid-try-") as scratch:
         settings = Settings(data=scratch, stock=1, purge_delay=0, min_sendwork_interval=0,
                             daily_result_quota=10**6)
         open_project(settings, random.Random(1))
@@ -431,6 +443,12 @@ def one_volunteer(application, n, now):
         raise PluginError(f"{application.path}: compute() failed on {job.name}:\n{own}")
     step(f"compute   {job.name} in {seconds:.2f} s of processor time: {len(output)} bytes: "
          f"{preview(output)}")
+    try:
+        application.hooks["parse"](output)
+    except ValueError as error:
+        (where,) = plugged("where_raised")
+        raise PluginError(f"{application.path}: parse() refuses what compute() gave: "
+                          f"{where(error, application.path)}") from None
     minigrid.store_file("upload", job.output["name"], output)
     report = Report(job.name, client_state=5, elapsed_time=seconds, stderr_out=stderr)
     told = Request(user.authenticator, hostid=reply.hostid, rpc_seqno=1, reports=[report])
@@ -471,7 +489,8 @@ def wait_for(process):
     process.wait()
     for reader in readers:
         reader.join()
-    process.stdin.close()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        pipe.close()
     return texts["stdout"], texts["stderr"]
 
 
@@ -538,18 +557,23 @@ def store_only(options):
     if not (Path(settings.data) / "minigrid.db").exists():
         raise StoreError(f"there is no project in {settings.data}: start one with 'minigrid "
                          f"serve', or name another directory with --data")
-    open_project(settings, random.Random(0), lock=False)
-    try:
-        yield settings
-    finally:
-        minigrid.close_project()
+    with quietly():
+        open_project(settings, random.Random(0), lock=False)
+        try:
+            yield settings
+        finally:
+            minigrid.close_project()
 
 
 def show_status(options):
     """Print how a project is doing."""
     with store_only(options) as settings:
-        note = minigrid.server_note(Path(settings.data))
-        say(f"{settings.name} in {settings.data}; server: {note}")
+        try:
+            minigrid.lock_directory(Path(settings.data)).close()
+            note = "no server is running"
+        except StoreError:
+            note = f"a server is running {minigrid.server_note(Path(settings.data))}"
+        say(f"{settings.name} in {settings.data}; {note}")
         (status,) = plugged("status")
         report = status(wall_clock())
         say(f"{'application':20} {'unsent':>8} {'out':>8} {'done':>8} {'failed':>8}")
@@ -596,7 +620,7 @@ def check(options):
     return 1 if found else 0
 
 
-def backup(options):
+def save_copy(options):
     """Copy the store."""
     with store_only(options):
         (copy,) = plugged("backup")

@@ -148,6 +148,13 @@ def wrap(path, hooks, takes, returns):
             return bool(hook("compare")(a, b))
         return a == b if returns == "bytes" else canonical_json(a) == canonical_json(b)
 
+    def check_set(answers):
+        index = hook("check_set")(answers)
+        if index is not None and (type(index) is not int or not 0 <= index < len(answers)):
+            raise PluginError(f"{path}: check_set() must return the index of one of its "
+                              f"{len(answers)} answers, or None; found {index!r:.80}")
+        return index
+
     def assimilate(told, content):
         answer = None if content is None else parse(content)
         told.input = None if told.input is None else decode(told.input, takes)
@@ -163,7 +170,7 @@ def wrap(path, hooks, takes, returns):
                               f"found {value!r:.80}") from None
 
     return dict(workunit=workunit, parse=parse, compare=compare, assimilate=assimilate,
-                check_set=hook("check_set") if hooks["check_set"] else None)
+                check_set=check_set if hooks["check_set"] else None)
 
 
 def encode(value, kind):
@@ -205,9 +212,9 @@ def call(path, name, hook, *args):
 
 def where_raised(error, path):
     """Say in one line what went wrong and at which line of the application's file."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    if isinstance(error, SyntaxError):
-        lines = [error.lineno]
     place = f" (line {lines[-1]})" if lines else ""
     return f"{type(error).__name__}: {error}{place}"
 

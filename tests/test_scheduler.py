@@ -332,6 +332,17 @@ def test_resent_results_count_once(grid):
     assert ann.fetch(NOW + 5, work_req_seconds=1e6, other_results=[]) == [*names, "near_2_0"]
 
 
+def test_resent_results_fill_a_reply(grid):
+    settings(max_wus_to_send=2)
+    for number in range(4):
+        add(number=number)
+    ann = Client("ann")
+    names = ann.fetch(work_req_seconds=1e6)
+    assert ann.fetch(NOW + 5, work_req_seconds=1e6, other_results=[]) == names
+    more = ann.fetch(NOW + 9, work_req_seconds=1e6, other_results=names[1:])
+    assert more == [names[0], "near_2_0"]
+
+
 def test_what_is_reported_is_not_lost(grid):
     (ann,), (name,) = given("ann")
     assert ann.report(name, "5", other_results=[]).assignments == []

@@ -116,6 +116,7 @@ def test_good_ones_before_a_bad_one_are_made(grid, folder):
     serve(folder, app=ENDLESS.replace('{"input": i}', '{"input": 1 // (i - 2)}'))
     passes(NOW)
     assert numbers("app") == [0, 1] and "ZeroDivisionError" in troubles()
+    assert len(m.project.errors) == 1  # It was asked once.
     serve(folder, app=ENDLESS.replace('{"input": i}', '{"input": i, "credit": 2 - i}'))
     m.Result.update(server_state=S.IN_PROGRESS, report_deadline=NOW + DAY).execute()
     passes(NOW + 1)

@@ -257,6 +257,15 @@ def test_credit_is_equal_and_bounded(given, most, granted, fired, monkeypatch):
     assert settle(case)[1][1].granted_credit == granted
 
 
+def test_credit_is_given_once(fired):
+    """Also where a VALID result is voted on again, because its canonical one was lost."""
+    unit, results = wu(), numbered(wu(), [success(V.VALID, granted_credit=10), success()])
+    hosts = {r.id: (m.Host(), m.User(), m.HostAppVersion()) for r in results}
+    m.validate(unit, results, m.Verdict(seen={1, 2}, **AGREE), hosts, NOW)
+    assert [[host.total_credit, user.total_credit, version.consecutive_valid]
+            for host, user, version in hosts.values()] == [[0, 0, 0], [10, 10, 1]]
+
+
 def test_average_of_credit_halves_in_a_week():
     host = m.Host()
     m.add_to_average(host, 70, NOW)

@@ -18,13 +18,13 @@ import bottle
 from peewee import DatabaseError, fn
 
 import minigrid
-from minigrid import (DUE, IN_PROGRESS, TO_ASSIMILATE, TO_VALIDATE, UNSENT, App, ClientError,
-                      Firing, Host, Result, User, Workunit, apps, base_url, db, plugged, project)
+from minigrid import (ALL, DUE, GENERATOR, IN_PROGRESS, TO_ASSIMILATE, TO_VALIDATE, UNSENT, App,
+                      ClientError, Firing, Host, Result, User, Workunit, apps, base_url, db,
+                      plugged, project)
 
 HERE = Path(__file__).resolve().parent
 ACTIVE_SECONDS = 600  # a host is active if it was heard of in the last ten minutes
 LAG_SECONDS = 60  # a server that far behind has a problem
-ALL, GENERATOR = 0, -1  # in project.put_off, in the place of a workunit's id
 HOSTS_SHOWN = 50  # those heard of last
 FILES_LISTED = 200  # a directory with more is not searched: each request would pay for it
 SHOWN = {  # suffixes of the result files that pages link to; not left to the system's own table

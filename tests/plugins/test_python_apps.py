@@ -454,6 +454,19 @@ COMPARED = {  # two outputs: do they agree by default?
 }
 
 
+@pytest.mark.parametrize("returned, found", [
+    ("0", 0), ("1", 1), ("None", None), ("2", ...), ("-1", ...), ("1.0", ...), ("True", ...),
+    ("'0'", ...), ("[0]", ...)])
+def test_check_set_names_one_of_its_answers(grid, load, returned, found):
+    app = load(f"{GOOD}\n\ndef check_set(answers):\n    return {returned}\n")
+    if found is ...:
+        with pytest.raises(m.PluginError, match=r"good.py: check_set\(\) must return the index"):
+            app.hooks["check_set"](["a", "b"])
+    else:
+        assert app.hooks["check_set"](["a", "b"]) == found
+    assert load(GOOD).hooks["check_set"] is None
+
+
 @pytest.mark.parametrize("pair", COMPARED)
 def test_equal_values_agree_however_they_are_written(grid, load, pair):
     app = load(GOOD)
