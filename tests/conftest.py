@@ -33,3 +33,11 @@ def fired(monkeypatch):
     minigrid.fired.clear()
     yield lambda: [rule.name for rule, _ in minigrid.fired]
     minigrid.fired.clear()
+
+NOTES = []  # lines for the end of the test run, whatever was captured
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say what a passing test has to say, such as which vectors differ on purpose."""
+    for line in NOTES:
+        terminalreporter.write_line(line)

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import random
 from dataclasses import dataclass
 
@@ -115,10 +116,9 @@ def assimilate(workunit, answer):
 @contextlib.contextmanager
 def project(folder, apps, **settings):
     """Open a project in a folder, empty though an older one may have left directories there."""
-    data = folder / "data"
-    for path in [*data.glob("*.db*"), *data.glob("*load/*/*"), *data.glob("results/*"),
-                 *data.glob("archive/*"), *folder.glob("*.py")]:
-        path.unlink()
+    for place, _, files in os.walk(folder):
+        for file in files:
+            os.unlink(os.path.join(place, file))
     for name, text in apps.items():
         (folder / f"{name}.py").write_text(text)
     restart(folder, **settings)

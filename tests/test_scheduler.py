@@ -210,13 +210,15 @@ def test_the_other_host_gets_no_copy_of_what_it_reports(grid):
     assert units()[0].transition_time == NOW + 5
 
 
-def test_reports_of_two_copies_of_one_workunit(grid):
-    """One user's computers may hold both; one of them reports both."""
+@pytest.mark.parametrize("reporter", [0, 1, 2])
+def test_reports_of_two_copies_of_one_workunit(reporter, grid):
+    """One user's computers may hold both, and one reports both: still not two on one host."""
     add()
-    desktop, laptop = Client("ann"), Client("ann")
-    names = desktop.fetch() + laptop.fetch()
-    assert laptop.ask(NOW + 5, reports=[m.Report(n, 5, 0) for n in names]).acks == names
-    assert outcomes() == [GOOD, GOOD]
+    computers = [Client("ann"), Client("ann"), Client("ann")]
+    names = [name for client in computers[:2] for name in client.fetch()]
+    reply = computers[reporter].ask(NOW + 5, reports=[m.Report(name, 5, 0) for name in names])
+    assert reply.acks == names and outcomes() == [GOOD, GOOD]
+    assert len({r.host_id for r in copies()}) == 2
     assert units()[0].transition_time == NOW + 5
 
 

@@ -219,7 +219,7 @@ def test_due_is_strictly_before_now(time, due, grid):
 
 
 @pytest.mark.parametrize("place", ["before the file", "after the file", "in the commit"])
-def test_a_crash_after_the_hook_leaves_one_line(place, grid, monkeypatch):
+def test_a_crash_after_the_hook_leaves_one_line(place, grid, folder, monkeypatch):
     """C23: whatever was written is cut off, or was not written, and the hook runs again."""
     answered("5", "5")
     append = m.append_exactly
@@ -238,6 +238,9 @@ def test_a_crash_after_the_hook_leaves_one_line(place, grid, monkeypatch):
         else:
             patch.setattr(m, "append_exactly", fall)
             m.run_pass(NOW + 1)
+    m.close_project()
+    restart(folder, stock=0)
+    assert units()[0].assimilate_state == A.READY
     passes(NOW + 2, NOW + 3, NOW + 4, NOW + 5)
     assert len(lines()) == 1
     assert units()[0].assimilate_state == A.DONE
