@@ -1289,6 +1289,9 @@ def take_reports(request, reply, host, versions, changed, now):
         elif r.received_time or (r.server_state == S.OVER and r.outcome != O.NO_REPLY):
             twice = True  # Also a detached host's: decided one way, here [C11].
         else:
+            if r.host_id != host.id and r.workunit_id not in units and not Result.select().where(
+                    Result.workunit == r.workunit_id, Result.host == host).exists():
+                r.host = host.id  # Its user's other host reports it [C43]; no two copies on one.
             r.workunit = units.setdefault(r.workunit_id, r.workunit)  # Two reports, one row.
             receive(r, report, host, versions, now)
             changed += [r, r.workunit]
@@ -1305,9 +1308,6 @@ def receive(r, report, host, versions, now):
         fire(LATE_SUCCESS if late else SUCCESS, r)
     else:
         fire(LATE_ERROR if late else CLIENT_ERROR, r)
-    if r.host_id != host.id and not Result.select().where(
-            Result.workunit == r.workunit_id, Result.host == host).exists():
-        r.host = host.id  # The same user's other host reports it [C43]; never two copies on one.
     r.client_state, r.exit_status = report.client_state, report.exit_status  # [S2-30 S4-50]
     r.received_time = now
     r.elapsed_time = min(max(report.elapsed_time, 0), max(now - r.sent_time, 0))  # [C34]

@@ -22,6 +22,7 @@ def delete_files(folder, files):
         path = file_path(folder, file["name"])
         try:
             if not file.get("no_delete"):
+                path.with_name(path.name + ".part").unlink(missing_ok=True)  # a broken upload
                 path.unlink()
         except FileNotFoundError:
             gone &= path.parent.exists()  # A lost directory is trouble, a lost file is not.

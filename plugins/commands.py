@@ -68,8 +68,8 @@ def commands(parsers):
                                help="a workunit, or an application: all its unfinished workunits")
     add(parsers, "check", check, "check store and files for what must never be", server=False,
         data=True)
-    backup_parser = add(parsers, "backup", save_copy, "copy the store as it is, even while the server "
-                        "works", server=False, data=True)
+    backup_parser = add(parsers, "backup", save_copy, "copy the store as it is, even while the "
+                        "server works", server=False, data=True)
     backup_parser.add_argument("file", nargs="?", help="where to (default: data/backup/DATE.db)")
 
 

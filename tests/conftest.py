@@ -1,5 +1,7 @@
 """Fixtures for all tests: the plugins a real server loads, and nothing left open."""
 
+import os
+
 import make
 import pytest
 
@@ -19,8 +21,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def grid(folder):
+def grid(folder, monkeypatch):
     """An open project with the two applications of make.py, no work, and no wait for it."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # Rules are tested, not the disk.
     with make.project(folder, {"count": make.COUNT, "near": make.NEAR}, stock=0,
                       min_sendwork_interval=0) as project:
         yield project

@@ -116,9 +116,10 @@ def assimilate(workunit, answer):
 @contextlib.contextmanager
 def project(folder, apps, **settings):
     """Open a project in a folder, empty though an older one may have left directories there."""
-    for place, _, files in os.walk(folder):
-        for file in files:
-            os.unlink(os.path.join(place, file))
+    old = [os.path.join(place, file) for place, _, files in os.walk(folder / "data")
+           for file in files]
+    for path in [*old, *folder.glob("*.py")]:
+        os.unlink(path)
     for name, text in apps.items():
         (folder / f"{name}.py").write_text(text)
     restart(folder, **settings)

@@ -468,7 +468,8 @@ def check(stage, run, prepare=lambda vector, key: None, also=lambda want, key: [
 
 def report(stage, n, taken, wrong):
     rows = ", ".join(f"{row} {count}" for row, count in sorted(taken.items()))
-    NOTES.append(f"golden {stage}: {n} compared; on purpose different or left out: {rows or 'none'}")
+    NOTES.append(f"golden {stage}: {n} compared; different or left out on purpose: "
+                 f"{rows or 'none'}")
     assert n and not wrong, f"{len(wrong)} of {n} differ; the first: {wrong[:3]}"
 
 
