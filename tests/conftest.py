@@ -37,6 +37,7 @@ def fired(monkeypatch):
     yield lambda: [rule.name for rule, _ in minigrid.fired]
     minigrid.fired.clear()
 
+
 NOTES = []  # lines for the end of the test run, whatever was captured
 
 
