@@ -231,7 +231,7 @@ def address_of(process):
 
 def live_and_die(world, rng):
     """Run the server until it is killed in one of four ways; return which."""
-    how = rng.choice(["answer"] * 3 + ["flight"] * 3 + ["pass"] * 3 + ["start"])
+    how = rng.choice(["answer"] * 4 + ["flight"] * 4 + ["pass"] * 3 + ["start"])
     with start(world) as process:
         guard = threading.Timer(PATIENCE, process.kill)
         guard.start()
@@ -243,10 +243,10 @@ def live_and_die(world, rng):
             address = address_of(process)
             assert address, (world.data.parent / "stderr.txt").read_text()
             if how == "pass":
-                folder = rng.choice(["results", "archive"])
+                folder = rng.choice(["results", "results", "archive"])
                 seen = footprint(world, folder)
                 world.open_to(address, process)
-                for _ in range(PATIENCE * 2000):  # Until the assimilator or the purger has written.
+                for _ in range(6000):  # Until the assimilator or the purger has written.
                     if footprint(world, folder) != seen:
                         break
                     threading.Event().wait(0.0005)
