@@ -1989,7 +1989,7 @@ def main(arguments=None):
     except (ClientError, PluginError, StoreError) as error:
         print(f"minigrid: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):  # Whoever read our output has gone.
         return 130
 
 
