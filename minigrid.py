@@ -194,6 +194,8 @@ def fire(rule, row):
         if value not in allowed:
             raise IllegalMove(f"{label(row)} {rule.by}: '{rule.name}' wants {name} in "
                               f"{sorted(allowed)}, found {value!r}")
+    if "error_mask" in rule.after and row.error_mask & rule.after["error_mask"]:
+        return  # The bit is set already: nothing happens.
     for name, value in rule.after.items():
         setattr(row, name, row.error_mask | value if name == "error_mask" else value)
     fired.append((rule, row))
@@ -249,8 +251,8 @@ TIME_OUT = rule(
     SENT, dict(server_state=S.OVER, outcome=O.NO_REPLY))
 TOO_LATE = rule(
     "too late", "transitioner", "C3",
-    "the canonical output is deleted already: nothing to compare with",
-    dict(outcome={O.SUCCESS}, validate_state={V.INIT}), dict(validate_state=V.TOO_LATE))
+    "the canonical output is gone: nothing to compare with",
+    UNJUDGED, dict(validate_state=V.TOO_LATE))
 NEED_VALIDATE = rule(
     "ask for validation", "transitioner", "S0-18 S0-19 S4-19 S4-20 C12 C19",
     "min_quorum usable results, at least one of them not looked at yet",
@@ -707,7 +709,8 @@ class Writer:
             self.trouble = str(error)
             refusal = StoreError(f"the server's store cannot be written: {error}")
             answers, done = [(tasks[0][0], None, refusal)], []
-        self.working = None
+        finally:
+            self.working = None
         for rule, row in done:
             log.info("%s %s: %s", label(row), rule.by, rule.name)
         for future, value, error in answers:
@@ -785,10 +788,8 @@ def server_note(data):
 
 
 def append_exactly(path, data):
-    """Append bytes to a file as part of the transaction in progress: all or nothing, once.
-
-    The store holds the size that is true. What a crash left behind it is cut off by the next call.
-    """
+    """Append bytes to a file as part of the transaction in progress: all or nothing, once."""
+    # The store holds the size that is true; what a crash left behind it is cut off here.
     known = Meta.get_or_none(name=f"size of {path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "r+b" if path.exists() else "w+b") as file:
@@ -1237,11 +1238,9 @@ def say_to(reply, text, priority="low"):
 
 
 def identify(request, user, now):
-    """Find or make the host of a request; return it and the rows its detaching changed [D-09 C14].
-
-    A host that is not this user's, or whose count of requests went back (a copied directory), is
-    answered with a host of its own.
-    """
+    """Find or make the host of a request; return it and the rows its detaching changed [C14]."""
+    # A host that is not this user's, or whose count of requests went back (a copied directory),
+    # is answered with a host of its own [D-09].
     host, detached = Host.get_or_none(id=request.hostid) if request.hostid else None, []
     if host and (host.user_id != user.id or request.rpc_seqno < host.rpc_seqno):
         host = None
@@ -1249,7 +1248,7 @@ def identify(request, user, now):
         host = (Host.select().where(Host.user == user, Host.host_cpid == request.host_cpid)
                 .order_by(Host.id.desc()).first())
         if host and not request.other_results and not request.allow_multiple_clients:
-            detached = detach(host, now)
+            detached = detach(host, {report.name for report in request.reports}, now)
     if host is None:
         host = Host.create(user=user, create_time=now, host_cpid=request.host_cpid)
     host.rpc_seqno = request.rpc_seqno if host.id == request.hostid else 0
@@ -1260,11 +1259,12 @@ def identify(request, user, now):
     return host, detached
 
 
-def detach(host, now):
-    """End what a host held before it came back as new; return the changed rows [S4-37 S4-49]."""
+def detach(host, reported, now):
+    """End what a host held and does not report, coming back as new; return the rows [S4-37]."""
     changed = []
     for r in (Result.select(Result, Workunit).join(Workunit)
-              .where(IN_PROGRESS, Result.host == host).order_by(Result.id)):
+              .where(IN_PROGRESS, Result.host == host, Result.name.not_in(reported))
+              .order_by(Result.id)):
         fire(DETACH, r)
         r.received_time = now  # As BOINC does; a report that comes later is a duplicate [C11].
         r.workunit.transition_time = now
@@ -1299,10 +1299,8 @@ def take_reports(request, reply, host, versions, changed, now):
 
 
 def receive(r, report, host, versions, now):
-    """Apply one report to its result [S0-05..S0-09 S2-30 S2-31 C11].
-
-    That the output has really arrived is the validator's to find out: it opens it [WIRE 17.7].
-    """
+    """Apply one report to its result [S0-05..S0-09 S2-30 S2-31 C11]."""
+    # That the output has really arrived is the validator's to find out: it opens it [WIRE 17.7].
     late, good = r.server_state == S.OVER, report.client_state == 5 and report.exit_status == 0
     if good:
         fire(LATE_SUCCESS if late else SUCCESS, r)
@@ -1329,7 +1327,7 @@ def learn(version, r, good):
         version.et_n += 1
         pace = r.elapsed_time / r.workunit.rsc_fpops_est
         version.et_avg += max(0.1, 1 / version.et_n) * (pace - version.et_avg)
-    else:
+    elif r.exit_status != 202:  # aborted on our own order
         version.max_jobs_per_day = max(1, min(version.max_jobs_per_day, quota) - 1)
 
 
@@ -1507,6 +1505,7 @@ class Verdict:
     unreadable: set = field(default_factory=set)
     unsure: set = field(default_factory=set)  # a transient failure: look again later
     matching: set = field(default_factory=set)  # agree with the canonical result
+    late: set = field(default_factory=set)  # cannot be compared: the canonical output is lost
     canonical: int = 0  # found now; 0 = none
 
 
@@ -1520,11 +1519,9 @@ def candidates(results, decided):
 
 
 def validate(wu, results, verdict, hosts, now):
-    """Apply the rules that follow from a verdict to one workunit in memory [S0-36..S0-52].
-
-    `hosts` maps result ids to (host, user, host's app version), who are rewarded. Results that came
-    after the verdict are left as they are, and the transitioner is told to look at once.
-    """
+    """Apply the rules that follow from a verdict to one workunit in memory [S0-36..S0-52]."""
+    # `hosts` maps result ids to (host, user, host's app version), who are rewarded. Results that
+    # came after the verdict are left as they are, and the transitioner is told to look at once.
     decided = any(r.id == wu.canonical_resultid for r in results)
     todo = candidates(results, decided)
     looked_at = [r for r in todo if r.id in verdict.seen]
@@ -1537,7 +1534,9 @@ def validate(wu, results, verdict, hosts, now):
     wake = missed or len(good) < len(looked_at)  # [S4-07 S4-08 S0-51]
     if decided:
         for r in good:
-            if r.id not in verdict.unsure:
+            if r.id in verdict.late:
+                fire(TOO_LATE, r)  # not its fault [V9]
+            elif r.id not in verdict.unsure:
                 settle_result(r, wu, verdict)
         wake = missed or not verdict.unsure and bool(looked_at)  # [S0-41]
         if verdict.unsure:
@@ -1551,7 +1550,7 @@ def validate(wu, results, verdict, hosts, now):
         wu.transition_time = now  # [S0-51 C13]
     fire(JUDGED, wu)
     for r in looked_at:  # Last of all: no rule can fail any more, so no credit is given twice.
-        if r.id in hosts and r.validate_state not in (before[r.id], V.INIT, V.INCONCLUSIVE):
+        if r.id in hosts and r.validate_state in {V.VALID, V.INVALID} - {before[r.id]}:
             reward(r, *hosts[r.id], now)
 
 
@@ -1669,9 +1668,10 @@ def chunks(query):
 
 def waiting(condition, now, *more):
     """Return the query for ids of workunits that wait for a stage of their application."""
+    served = list(working(now))  # drops what was put off until now
     off = [wu_id for _, wu_id in list(project.put_off) if wu_id > 0]
     return (Workunit.select(Workunit.id).order_by(Workunit.id)
-            .where(condition, Workunit.app.in_(list(working(now))), Workunit.id.not_in(off), *more))
+            .where(condition, Workunit.app.in_(served), Workunit.id.not_in(off), *more))
 
 
 def generator(now):
@@ -1738,11 +1738,9 @@ def validator(now):
 
 
 def work_off(condition, work, settle, now):
-    """Let applications work on what waits, outside of the writer; settle it in the writer.
-
-    `work(wu, results, application)` reads only; `settle({wu id: what work returned}, now)`
-    changes rows read anew. A workunit an application fails on is put off alone.
-    """
+    """Let applications work on what waits, outside of the writer; settle it in the writer."""
+    # work(wu, results, application) reads only; settle({wu id: what it returned}, now) changes
+    # rows read anew. A workunit an application fails on is put off alone.
     done = 0
     for ids in chunks(waiting(condition, now)):
         found = {}
@@ -1777,11 +1775,9 @@ def settle_all(verdicts, now):
 
 
 def assimilator(now):
-    """Stage: give answers, and failures, to their applications, each once [S0-53..S0-55 S2-35].
-
-    What a handler returns is kept in the transaction that says DONE: exactly once [S4-31 C23].
-    What it does elsewhere may be repeated after a crash; the workunit's name tells it so.
-    """
+    """Stage: give answers, and failures, to their applications, each once [S0-53..S0-55 S2-35]."""
+    # What a handler returns is kept in the transaction that says DONE: exactly once [S4-31 C23].
+    # What it does elsewhere may be repeated after a crash; the workunit's name tells it so.
     return work_off(TO_ASSIMILATE, assimilate, keep, now)
 
 

@@ -53,10 +53,14 @@ def agree(application, a, b):
 def compare_stragglers(canonical, application, answers, verdict):
     """Compare late results with the canonical one [S0-37 S0-39 S2-25].
 
-    If its output cannot be read, that is not the stragglers' fault: they wait [V9].
+    If its output is lost or spoilt, they are too late, which is not their fault; if it cannot be
+    read just now, they wait [V9].
     """
     probe = Verdict()
     read_answer(canonical, application, base := {}, probe)
+    if probe.unreadable:
+        verdict.late = set(answers)
+        return
     for rid in sorted(answers):
         match = agree(application, answers[rid], base[canonical.id]) if base else None
         if match is None:  # The first that must wait ends this look [V15].

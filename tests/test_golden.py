@@ -328,22 +328,27 @@ def v8(vector, after):
 
 
 def v9(vector, after):
-    """C3: stragglers are not blamed for a canonical output that cannot be read; they wait."""
+    """C3: a straggler is not blamed for a lost canonical output: TOO_LATE, no penalty."""
     own = {r["id"]: vector["before"]["files"][str(r["id"])] for r in vector["before"]["results"]}
-    blocked = False
+    waits, looked_at = False, False
     for old, new in pairs(vector, after):
         if old["server_state"] != 5 or old["outcome"] != SUCCESS \
                 or old["validate_state"] not in (INIT, INCONCLUSIVE):
             continue
-        text = own[old["id"]]
-        if text is not None and text[0] != "P" or blocked:
-            blocked = True
-            new.update(outcome=old["outcome"], validate_state=old["validate_state"],
-                       granted_credit=old["granted_credit"])
-    if blocked:
+        text, looked_at = own[old["id"]], True
+        new.update(outcome=old["outcome"], granted_credit=old["granted_credit"])
+        if text is None or text[0] == "P":
+            new.update(outcome=VALIDATE_ERROR, validate_state=INVALID)
+        elif text[0] == "T":
+            new["validate_state"], waits = old["validate_state"], True
+        else:
+            new["validate_state"] = TOO_LATE
+    if waits:
         old = vector["before"]["wu"]["transition_time"]
         after["wu"]["transition_time"] = 6 * 3600 if old == "never" else old and min(old, 6 * 3600)
-    return blocked
+    elif looked_at:
+        after["wu"]["transition_time"] = 0
+    return looked_at
 
 
 def v11(vector, after):

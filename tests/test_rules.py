@@ -228,10 +228,25 @@ def test_no_rule_takes_an_error_away():
     assert all(rule.after.get("error_mask", 1) for rule in m.RULES.values())
 
 
-def test_a_result_that_is_over_stays_over():
+MOVES = {  # field -> all the moves the rules allow together
+    "server_state": "UNSENT-UNSENT UNSENT-IN_PROGRESS IN_PROGRESS-OVER UNSENT-OVER INACTIVE-OVER",
+    "outcome": "INIT-SUCCESS INIT-CLIENT_ERROR INIT-CLIENT_DETACHED INIT-NO_REPLY INIT-DIDNT_NEED "
+               "INIT-COULDNT_SEND NO_REPLY-SUCCESS NO_REPLY-CLIENT_ERROR SUCCESS-VALIDATE_ERROR",
+    "file_delete_state": "INIT-READY READY-DONE READY-ERROR ERROR-DONE ERROR-ERROR",
+    "assimilate_state": "INIT-READY READY-DONE READY-INIT",
+}
+
+
+@pytest.mark.parametrize("field", MOVES)
+def test_moves(field):
+    """There is no way back, but for late reports and deferred assimilations [C11 C23]."""
+    moves = set()
     for rule in m.RULES.values():
-        if m.ServerState.OVER in rule.before.get("server_state", ()):
-            assert rule.after.get("server_state", m.ServerState.OVER) == m.ServerState.OVER
+        if field in rule.after:
+            fresh = m.ServerState.OVER not in rule.before.get("server_state", {m.ServerState.OVER})
+            starts = {m.Outcome.INIT} if field == "outcome" and fresh else rule.before[field]
+            moves |= {f"{start.name}-{rule.after[field].name}" for start in starts}
+    assert moves == set(MOVES[field].split())
 
 
 # ---- Numbers -------------------------------------------------------------------

@@ -116,6 +116,18 @@ def test_a_detached_host_gets_new_work(grid):
     assert ann.fetch(NOW + 5, other_results=[]) == ["near_1_0"]
 
 
+def test_a_host_without_id_may_report(grid):
+    """What it reports it has not lost: only the rest was."""
+    add(number=0), add(number=1)
+    ann = Client("ann")
+    names = ann.fetch(work_req_seconds=1e6)
+    ann.hostid = ann.seqno = 0
+    ann.report(names[0], "5", NOW + 5, other_results=[])
+    assert outcomes() == [GOOD, UNSENT, DETACHED, UNSENT]
+    counts = {f.rule: f.n for f in m.Firing.select()}
+    assert (counts["report success"], counts["host detached"]) == (1, 1)
+
+
 # ---- Reports -------------------------------------------------------------------
 
 

@@ -113,7 +113,7 @@ def test_a_broken_application_waits_and_the_others_go_on(case, grid, folder):
 
 def test_good_ones_before_a_bad_one_are_made(grid, folder):
     """Whether the hook raises or its numbers are wrong; and no number is used twice."""
-    serve(folder, app=ENDLESS.replace('{"input": i}', '{"input": 1 // (i - 2)}'))
+    serve(folder, 9, app=ENDLESS.replace('{"input": i}', '{"input": 1 // (i - 2)}'))
     passes(NOW)
     assert numbers("app") == [0, 1] and "ZeroDivisionError" in troubles()
     assert len(m.project.errors) == 1  # It was asked once.
@@ -141,7 +141,8 @@ def test_a_whole_life(grid):
     done = passes(NOW + 1)
     assert {"transitioner": 1, "validator": 1, "assimilator": 1}.items() <= done.items()
     assert lines() == [dict(workunit=name, number=0, errors=[], answer=[5, 0])]
-    assert units()[0].assimilate_state == A.DONE and units()[0].transition_time == NOW + 1
+    unit = units()[0]
+    assert unit.assimilate_state == A.DONE and unit.transition_time == unit.mod_time == NOW + 1
     done = passes(NOW + 2)
     assert (done["transitioner"], done["file_deleter"], done["purger"]) == (1, 3, 0)
     assert not list((grid.data / "upload").glob("*/*"))

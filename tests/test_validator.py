@@ -71,14 +71,14 @@ def test_vote(case, grid):
         wanted[0], *map(set, wanted[1:])]
 
 
-STRAGGLERS = {  # id: (outputs, the first is canonical; matching, unreadable, unsure)
-    "agrees, differs, unreadable": ([5, 6, 7, BAD], {2}, {4}, {}),
-    "V9 the canonical output is gone": ([MISSING, 5, BAD], {}, {}, {2, 3}),
-    "V9 ... cannot be read now": ([AWAY, 5], {}, {}, {2}),
-    "V9 ... or ever": ([BAD, 5], {}, {}, {2}),
-    "V15 the first that waits ends the look": ([5, 5, LATER, 5, BAD], {2}, {}, {3, 4, 5}),
-    "V15 also if it cannot be read": ([5, BAD, 5, AWAY, 5, BAD], {3}, {2}, {4, 5, 6}),
-    "never comparable": ([5, ODD], {}, {}, {}),
+STRAGGLERS = {  # id: (outputs, the first is canonical; matching, unreadable, unsure, late)
+    "agrees, differs, unreadable": ([5, 6, 7, BAD], {2}, {4}, {}, {}),
+    "V9 the canonical output is gone": ([MISSING, 5, BAD, AWAY], {}, {3}, {4}, {2}),
+    "V9 ... cannot be read now": ([AWAY, 5], {}, {}, {2}, {}),
+    "V9 ... or ever": ([BAD, 5], {}, {}, {}, {2}),
+    "V15 the first that waits ends the look": ([5, 5, LATER, 5, BAD], {2}, {}, {3, 4, 5}, {}),
+    "V15 also if it cannot be read": ([5, BAD, 5, AWAY, 5, BAD], {3}, {2}, {4, 5, 6}, {}),
+    "never comparable": ([5, ODD], {}, {}, {}, {}),
 }
 
 
@@ -87,7 +87,8 @@ def test_stragglers(case, grid):
     outputs, *wanted = STRAGGLERS[case]
     verdict = judge(outputs, wu(canonical_resultid=1), first=success(V.VALID))
     assert verdict.seen == set(range(2, len(outputs) + 1))
-    assert [verdict.matching, verdict.unreadable, verdict.unsure] == [*map(set, wanted)]
+    found = [verdict.matching, verdict.unreadable, verdict.unsure, verdict.late]
+    assert found == [*map(set, wanted)]
     assert verdict.canonical == 0
 
 
@@ -384,20 +385,36 @@ def test_a_report_between_judging_and_settling(grid, monkeypatch):
 
 
 def test_canonical_output_that_cannot_be_read(grid):
-    """V9: stragglers wait, and are not blamed."""
+    """V9: stragglers wait while it may come back, and are not blamed."""
     answered("5", "5", min_quorum=2, target_nresults=3)
     cyd = Client("cyd")
     (late,) = cyd.fetch()
     passes(NOW + 1)
     kept = output("near_0_0").read_text()
     output("near_0_0").unlink()
+    output("near_0_0").mkdir()
     cyd.report(late, "5", NOW + 2)
     passes(NOW + 3)
     assert (result(late).validate_state, result(late).outcome) == (V.INIT, 1)
+    output("near_0_0").rmdir()
     output("near_0_0").write_text(kept)
     assert units()[0].transition_time <= NOW + 3 + RETRY
     passes(NOW + 4 + RETRY)
     assert result(late).validate_state == V.VALID
+
+
+def test_canonical_output_that_is_lost(grid):
+    """V9, S4-30: a straggler is too late, without credit or blame, and waits for nothing."""
+    answered("5", "5", min_quorum=2, target_nresults=3)
+    cyd = Client("cyd")
+    (late,) = cyd.fetch()
+    m.HostAppVersion.update(consecutive_valid=4).execute()
+    passes(NOW + 1)
+    output("near_0_0").unlink()
+    cyd.report(late, "5", NOW + 2)
+    passes(NOW + 3)
+    assert (result(late).validate_state, result(late).granted_credit) == (V.TOO_LATE, 0)
+    assert [v.consecutive_valid for v in m.HostAppVersion.select()] == [5, 5, 4]
 
 
 def test_after_the_canonical_output_is_gone(grid):

@@ -392,16 +392,15 @@ ORPHANS = {  # file: (folder, is it deleted?)
 }
 
 
-@pytest.mark.parametrize("name", ORPHANS)
 @pytest.mark.parametrize("age", [5 * DAY, DAY + 1, DAY - 1, 0])
-def test_orphans(grid, upkeep, name, age):
+def test_orphans(grid, upkeep, age):
     """[C46] Old and of no workunit or result: gone. Young, or known, or a stranger's: left."""
     make.add(number=0, now=NOW)
-    folder, orphan = ORPHANS[name]
-    path = put(folder, name, age)
-    deleted = orphan and age > DAY
-    assert upkeep.delete_orphans(NOW) == deleted
-    assert path.exists() != deleted
+    for name, (folder, orphan) in ORPHANS.items():
+        path = put(folder, name, age)
+        deleted = orphan and age > DAY
+        assert upkeep.delete_orphans(NOW) == deleted, name
+        assert path.exists() != deleted, name
 
 
 def test_no_orphan_is_younger_than_the_oldest_workunit(grid, upkeep):
