@@ -1952,7 +1952,12 @@ def running(settings, paths, clock=wall_clock):
         port = getattr(server, "effective_port", settings.port)
         note = {"pid": os.getpid(), "url": f"http://127.0.0.1:{port}"}
         (project.data / "server.json").write_text(json.dumps(note))
-        threading.Thread(target=server.run, name="http", daemon=True).start()
+
+        def answer():
+            with contextlib.suppress(OSError):  # To stop it, its sockets are closed under it.
+                server.run()
+
+        threading.Thread(target=answer, name="http", daemon=True).start()
         run_pass(clock(), STAGES[:1])  # The first volunteer shall not wait for the first pass.
         jobs = BackgroundScheduler(timezone="UTC", executors={"default": ThreadPoolExecutor(1)})
         common = dict(coalesce=True, max_instances=1, misfire_grace_time=None)  # [D7]

@@ -5,6 +5,7 @@ Every process has a bounded time; what is waited for is a line it prints or an a
 
 import argparse
 import contextlib
+import http.client
 import json
 import random
 import re
@@ -333,6 +334,32 @@ def test_a_signal_stops_the_server_cleanly_and_the_next_start_goes_on(stopped, c
         assert sorted(p.name for p in (stopped / "data").glob("*.*")) == [
             "minigrid.db", "server.lock"], "no write-ahead log is left, no note"
         assert "nothing wrong" in cli("check").stdout
+
+
+def test_stopping_in_the_middle_of_traffic_is_as_quiet(stopped, cli):
+    """Whoever presses Ctrl-C sees no traceback, though clients are asking at that moment."""
+    with serving(stopped) as (process, url):
+        host = re.fullmatch("http://(.*)", url)[1]
+        busy = [threading.Event() for _ in range(3)]
+
+        def ask(answered):
+            with contextlib.closing(http.client.HTTPConnection(host, timeout=PATIENCE)) as server:
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    while True:
+                        server.request("GET", "/status.json")
+                        server.getresponse().read()
+                        answered.set()
+
+        clients = [threading.Thread(target=ask, args=(answered,)) for answered in busy]
+        for client in clients:
+            client.start()
+        assert all(answered.wait(PATIENCE) for answered in busy)
+        process.terminate()
+        _, error = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, error) == (0, "")
+        for client in clients:
+            client.join(PATIENCE)
+    assert "nothing wrong" in cli("check").stdout
 
 
 def test_the_server_says_how_to_join(stopped):
