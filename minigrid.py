@@ -1943,21 +1943,16 @@ def running(settings, paths, clock=wall_clock):
             server = waitress.create_server(
                 make_app(clock), host=settings.host, port=settings.port, threads=8, ident=None,
                 connection_limit=1000, channel_timeout=120, outbuf_overflow=1 << 20,
-                max_request_body_size=settings.upload_bytes_max, clear_untrusted_proxy_headers=True,
-                trusted_proxy=settings.proxy or None, trusted_proxy_headers={
-                    "x-forwarded-proto", "x-forwarded-host"} if settings.proxy else set())
+                max_request_body_size=max(settings.upload_bytes_max, 16 << 20),
+                clear_untrusted_proxy_headers=True, trusted_proxy=settings.proxy or None,
+                trusted_proxy_headers={"x-forwarded-proto", "x-forwarded-host"} if settings.proxy else set())
         except (OSError, ValueError) as error:  # ValueError: waitress knows no such host.
             raise ClientError(f"cannot listen on {settings.host} port {settings.port}: "
                               f"{error}; try another --host or --port") from None
         port = getattr(server, "effective_port", settings.port)
         note = {"pid": os.getpid(), "url": f"http://127.0.0.1:{port}"}
         (project.data / "server.json").write_text(json.dumps(note))
-
-        def answer():
-            with contextlib.suppress(OSError):  # To stop it, its sockets are closed under it.
-                server.run()
-
-        threading.Thread(target=answer, name="http", daemon=True).start()
+        threading.Thread(target=server.run, name="http", daemon=True).start()
         run_pass(clock(), STAGES[:1])  # The first volunteer shall not wait for the first pass.
         jobs = BackgroundScheduler(timezone="UTC", executors={"default": ThreadPoolExecutor(1)})
         common = dict(coalesce=True, max_instances=1, misfire_grace_time=None)  # [D7]
@@ -1967,9 +1962,8 @@ def running(settings, paths, clock=wall_clock):
         jobs.start()
         yield note["url"]
     finally:
-        if server:
-            server.close()
-            server.task_dispatcher.shutdown(cancel_pending=False, timeout=5)
+        if server:  # Its sockets close with the process: a thread that still uses the number of a
+            server.task_dispatcher.shutdown(timeout=5)  # closed one could write into the store.
         if jobs:
             jobs.shutdown(wait=True)
         close_project()
