@@ -1945,7 +1945,8 @@ def running(settings, paths, clock=wall_clock):
                 connection_limit=1000, channel_timeout=120, outbuf_overflow=1 << 20,
                 max_request_body_size=max(settings.upload_bytes_max, 16 << 20),
                 clear_untrusted_proxy_headers=True, trusted_proxy=settings.proxy or None,
-                trusted_proxy_headers={"x-forwarded-proto", "x-forwarded-host"} if settings.proxy else set())
+                trusted_proxy_headers={
+                    "x-forwarded-proto", "x-forwarded-host"} if settings.proxy else set())
         except (OSError, ValueError) as error:  # ValueError: waitress knows no such host.
             raise ClientError(f"cannot listen on {settings.host} port {settings.port}: "
                               f"{error}; try another --host or --port") from None
