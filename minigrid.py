@@ -56,23 +56,23 @@ from peewee import (SQL, BigIntegerField, BooleanField, CharField, DatabaseError
                     SqliteDatabase, TextField)
 from playhouse.fields import IntEnumField
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 log = logging.getLogger("minigrid")
 
 __all__ = [
     "NEVER", "ServerState", "Outcome", "ValidateState", "FileDeleteState", "AssimilateState",
     "ErrorMask", "RULES", "DEVIATIONS", "fire", "fired", "label", "IllegalMove", "ClientError",
     "PluginError", "StoreError", "db", "Meta", "User", "Host", "App", "AppVersion",
-    "HostAppVersion", "Workunit", "Result", "Firing", "canonical_json", "save_all",
-    "append_exactly", "lock_directory", "server_note", "UNSENT", "IN_PROGRESS", "DUE",
-    "TO_VALIDATE", "TO_ASSIMILATE", "Settings", "read_settings", "project", "open_project",
-    "close_project", "remember", "PARAMETERS", "Application", "ALL", "GENERATOR", "apps", "plugins",
-    "plugged", "check_parameters", "sync_apps", "working", "file_path", "store_file", "settle",
-    "output_files", "add_work", "Request", "Report", "Reply", "Assignment", "schedule", "say_to",
-    "assignment", "send", "COULDNT_SEND", "HOST_FIELDS", "log", "transition", "Verdict",
-    "candidates", "validate", "load", "DELETED", "NOT_DELETED", "PURGE", "FILES_READY",
-    "FILES_GONE", "FILES_STUCK", "chunks", "STAGES", "all_stages", "run_pass", "make_app",
-    "base_url", "wall_clock", "load_plugins", "running", "main", "CANCEL", "change",
+    "HostAppVersion", "Workunit", "Result", "SharedFile", "Firing", "Record", "canonical_json",
+    "save_all", "append_exactly", "lock_directory", "server_note", "UNSENT", "IN_PROGRESS", "DUE",
+    "TO_VALIDATE", "TO_ASSIMILATE", "Settings", "setting", "read_settings", "project",
+    "open_project", "close_project", "remember", "PARAMETERS", "Application", "ALL", "GENERATOR",
+    "apps", "plugins", "plugged", "check_parameters", "sync_apps", "working", "file_path",
+    "file_entry", "store_file", "settle", "output_files", "add_work", "Request", "Report", "Reply",
+    "Assignment", "schedule", "say_to", "send", "COULDNT_SEND", "DETACH", "HOST_FIELDS", "log",
+    "transition", "Verdict", "candidates", "validate", "load", "DELETED", "NOT_DELETED", "PURGE",
+    "FILES_READY", "FILES_GONE", "FILES_STUCK", "chunks", "STAGES", "all_stages", "run_pass",
+    "make_app", "base_url", "wall_clock", "load_plugins", "running", "main", "CANCEL", "change",
 ]
 
 NEVER = 2147483647  # the INT_MAX of transition_time [C9 C35]; 0 means due at once
@@ -461,6 +461,7 @@ class Host(Record):
     d_total = FloatField(default=0)
     os_name = CharField(default="")
     os_version = CharField(default="")
+    details = JSONField(default=dict)  # what else the client says of its computer [WIRE 6.1]
     client_version = CharField(default="")
     on_frac = FloatField(default=1)  # share of time the computer is on ...
     active_frac = FloatField(default=1)  # ... and allowed to compute while it is
@@ -487,7 +488,8 @@ class AppVersion(Record):
     platform = CharField()
     version_num = IntegerField()
     plan_class = CharField(default="")
-    files = JSONField()  # [{name, sha256, nbytes, main}]
+    files = JSONField()  # [{name, sha256, md5, nbytes}], main: true is run, open_name, boinc
+    options = JSONField(default=dict)  # how it is run, and where: see plugins/native_apps.py
 
     class Meta:
         indexes = ((("app", "platform", "version_num", "plan_class"), True),)
@@ -517,7 +519,8 @@ class Workunit(Record):
     number = BigIntegerField(null=True)  # the i of workunit(i)
     create_time = BigIntegerField()
     mod_time = BigIntegerField(default=0)
-    input_files = JSONField()  # [{name, sha256, nbytes}], no_delete: true keeps one
+    input_files = JSONField()  # [{name, sha256, md5, nbytes}], open_name, sticky: true if shared
+    command_line = CharField(default="")  # arguments for a native program
     priority = IntegerField(default=0)
     batch = IntegerField(default=0)
     rsc_fpops_est = FloatField(default=1e9)
@@ -568,6 +571,16 @@ class Result(Record):
     stderr_out = TextField(default="")
 
 
+class SharedFile(Record):
+    """Who needs an input file that several workunits share; the last one takes it along."""
+
+    name = CharField()
+    workunit = ForeignKeyField(Workunit)
+
+    class Meta:
+        indexes = ((("name", "workunit"), True),)
+
+
 class Firing(Record):
     """How often each rule has fired, for ever: totals that survive the purge and cost no scan."""
 
@@ -579,7 +592,7 @@ class Firing(Record):
         indexes = ((("app", "rule"), True),)
 
 
-TABLES = (Meta, User, Host, App, AppVersion, HostAppVersion, Workunit, Result, Firing)
+TABLES = (Meta, User, Host, App, AppVersion, HostAppVersion, Workunit, Result, SharedFile, Firing)
 INDEXES = (
     ("workunit_due", Workunit, (Workunit.transition_time,), DUE),
     ("workunit_to_validate", Workunit, (Workunit.id, Workunit.app), TO_VALIDATE),
@@ -588,7 +601,9 @@ INDEXES = (
     ("workunit_files_stuck", Workunit, (Workunit.id,), FILES_STUCK),
     ("workunit_to_purge", Workunit, (Workunit.mod_time,), FILES_GONE),
     ("result_unsent", Result, (Result.priority.desc(), Result.id, Result.app), UNSENT),
-    ("result_in_progress", Result, (Result.host, Result.app), IN_PROGRESS),
+    ("result_held", Result, (Result.host, Result.server_state, Result.app), IN_PROGRESS),
+    ("result_of_host", Result, (Result.host, Result.id), SQL("host_id IS NOT NULL")),
+    ("result_of_user", Result, (Result.user, Result.id), SQL("user_id IS NOT NULL")),
     ("result_files_ready", Result, (Result.id,), FILES_READY),
     ("result_files_stuck", Result, (Result.id,), FILES_STUCK),
 )
@@ -626,8 +641,13 @@ def save_all(rows):
 # errors, no races between reports and stages, one fsync for many requests, and nothing that was
 # acknowledged is lost. A function that raises loses its own changes only.
 
-SCHEMA_VERSION = 1
-MIGRATIONS = {}  # version -> SQL statements that make version + 1 of it
+SCHEMA_VERSION = 2
+MIGRATIONS = {  # version -> SQL statements that make version + 1 of it
+    1: ("ALTER TABLE host ADD COLUMN details TEXT NOT NULL DEFAULT '{}'",
+        "ALTER TABLE app_version ADD COLUMN options TEXT NOT NULL DEFAULT '{}'",
+        "ALTER TABLE workunit ADD COLUMN command_line VARCHAR(255) NOT NULL DEFAULT ''",
+        "DROP INDEX IF EXISTS result_in_progress"),
+}
 
 
 class ClientError(Exception):
@@ -820,8 +840,8 @@ class Settings:
     port: int = setting(8080, "port to listen on; 0 takes a free one")
     proxy: str = setting("", "address of a web server in front whose X-Forwarded-* are believed")
     apps: str = setting("plugins/apps", "application files, or directories of them")
-    plugins: str = setting("python_apps quorum dispatch cleanup api status upkeep commands",
-                           "modules of plugins/ to load")
+    plugins: str = setting("python_apps native_apps quorum hosts dispatch cleanup accounts files "
+                           "api trickles boinc status upkeep pause commands", "plugins to load")
     stock: int = setting(100, "unsent results to keep ready for each application")
     request_delay: float = setting(5, "s a client is asked to wait between requests")
     min_sendwork_interval: float = setting(2, "s between two requests of a host that may get work")
@@ -843,32 +863,35 @@ class Settings:
     backups: int = setting(7, "daily backups to keep; 0 makes none")
 
 
-def read_settings(path, **overrides):
-    """Read [minigrid] of a file, where there is one; overrides win. Raises ClientError."""
+def read_settings(path, kind=Settings, section="minigrid", **overrides):
+    """Read a section of a file, where there is one, as a dataclass; overrides win [D6].
+
+    A plugin may have a section and a dataclass of its own. Raises ClientError.
+    """
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError) as error:
         raise ClientError(f"{path}: {' '.join(str(error).split())[:300]}") from None
-    given = dict(parser["minigrid"]) if parser.has_section("minigrid") else {}
+    given = dict(parser[section]) if parser.has_section(section) else {}
     given.update({key: value for key, value in overrides.items() if value is not None})
-    known = {f.name: f.type for f in dataclasses.fields(Settings)}
+    known = {f.name: f.type for f in dataclasses.fields(kind)}
     for key, text in given.items():
         try:
-            kind = known[key]
-            if kind is bool:
+            convert = known[key]
+            if convert is bool:
                 given[key] = parser.BOOLEAN_STATES[str(text).lower()]
             else:
-                given[key] = kind(text)
-                assert kind is str or 0 <= given[key] < (65536 if key == "port" else 1e15)
+                given[key] = convert(text)
+                assert convert is str or 0 <= given[key] < (65536 if key == "port" else 1e15)
         except (ValueError, KeyError, AssertionError):
             if key not in known:
                 raise ClientError(f"{path}: unknown setting '{key}'; known are "
                                   f"{', '.join(known)}") from None
-            wanted = {bool: "yes or no", int: "a whole number", float: "a number"}[kind]
+            wanted = {bool: "yes or no", int: "a whole number", float: "a number"}[convert]
             raise ClientError(f"{path}: setting '{key}' must be {wanted}, not negative, not "
                               f"huge; found '{str(text)[:50]}'") from None
-    return Settings(**given)
+    return kind(**given)
 
 
 class Project:
@@ -912,6 +935,7 @@ def open_project(settings, rng, lock=True):
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"cannot write to {project.data}: {error}") from None
     open_store(project.data / "minigrid.db")
+    db.create_tables(sum(plugged("TABLES"), ()))
 
 
 def close_project():
@@ -964,7 +988,7 @@ class Application:
     parameters: dict  # defaults for its workunits
     judge: Callable  # the validation policy: (wu, results, application) -> Verdict
     id: int = 0
-    versions: dict = field(default_factory=dict)  # platform -> AppVersion
+    versions: list = field(default_factory=list)  # its AppVersions of today, all platforms
 
 
 def check_parameters(given):
@@ -1071,6 +1095,12 @@ def store_file(folder, name, content):
     settle(temporary, path)
 
 
+def file_entry(name, content, **more):
+    """Describe a file as rows keep it, with the sums of both protocols [WIRE 7.4]."""
+    return dict(name=name, sha256=hashlib.sha256(content).hexdigest(),
+                md5=hashlib.md5(content).hexdigest(), nbytes=len(content), **more)
+
+
 def settle(temporary, path):
     """Give a complete file its name, and make the name itself survive a power cut."""
     os.replace(temporary, path)
@@ -1094,25 +1124,49 @@ def add_work(application, number, given, now):
     workunit twice.
     """
     given = {**application.parameters, **given}
-    content = given.pop("input")
+    content, files = given.pop("input"), given.pop("files", {})
+    command_line = given.pop("command_line", "")
     unknown = sorted(map(repr, set(given) - set(PARAMETERS)))
     try:
         if unknown:
-            raise ValueError(f"unknown {', '.join(unknown)}; known are 'input', "
-                             f"{', '.join(map(repr, PARAMETERS))}")
+            raise ValueError(f"unknown {', '.join(unknown)}; known are 'input', 'files', "
+                             f"'command_line', {', '.join(map(repr, PARAMETERS))}")
+        check_extras(files, command_line)
         numbers = check_parameters(given)
     except ValueError as error:
         raise PluginError(f"{application.path}: workunit({number}): {error}") from None
     credit = numbers.pop("credit", numbers["rsc_fpops_est"] / 1e8)
     name = f"{application.name}_{number}"
     store_file("download", f"{name}_in", content)
-    file = dict(name=f"{name}_in", sha256=hashlib.sha256(content).hexdigest(), nbytes=len(content))
+    shared = [share_file(application, open_name, data) for open_name, data in files.items()]
     wu = Workunit(app=application.id, name=name, number=number, create_time=now, mod_time=now,
-                  input_files=[file], transition_time=now,  # [S0-01]
+                  input_files=[file_entry(f"{name}_in", content)] + shared,
+                  command_line=command_line, transition_time=now,  # [S0-01]
                   canonical_credit=min(credit, project.settings.max_granted_credit), **numbers)
     wu.save(force_insert=True)
+    save_all([SharedFile(name=file["name"], workunit=wu.id) for file in shared])
     save_all(transition(wu, [], now) + [wu])  # Its first copies at once: no pass need come by.
     return wu
+
+
+def check_extras(files, command_line):
+    """Check further input files and arguments of a workunit. Raises ValueError."""
+    if not isinstance(files, dict) or not all(isinstance(v, bytes) for v in files.values()):
+        raise ValueError("'files' must be a dict of file names and bytes")
+    for name in files:
+        if not isinstance(name, str) or not FILE_NAME.fullmatch(name) or len(name) > 80:
+            raise ValueError(f"'files': {name!r:.90} is not a plain file name")
+    if not isinstance(command_line, str) or not re.fullmatch(r"[ -~]{0,250}", command_line) \
+            or set(command_line) & set("&|<>^%"):  # which Windows would take for its own
+        raise ValueError("'command_line' must be at most 250 ASCII characters, none of & | < > ^ %")
+
+
+def share_file(application, open_name, content):
+    """Store an input file named after its content, so that others may share it [WIRE 17.11]."""
+    name = f"{application.name}_{hashlib.sha256(content).hexdigest()[:16]}_{open_name}"
+    if not file_path("download", name).exists():
+        store_file("download", name, content)
+    return file_entry(name, content, open_name=open_name, sticky=True)
 
 
 # ---- 8. Scheduler ------------------------------------------------------------
@@ -1128,7 +1182,6 @@ class Report:
     cpu_time: float = 0  # s
     elapsed_time: float = 0  # s
     peak_memory: float = 0  # bytes
-    app_version: int = 0
     stderr_out: str = ""
 
 
@@ -1142,13 +1195,16 @@ class Request:
     host_cpid: str = ""  # made by the client, one for each of its directories
     allow_multiple_clients: bool = False
     host: dict = field(default_factory=dict)  # columns of Host that clients may set
-    platforms: list = field(default_factory=lambda: ["python"])
+    platforms: list = field(default_factory=lambda: ["python"])  # the best first
     client_version: str = ""
     work_req_seconds: float = 0  # 0 = no work wanted
     cpu_req_instances: float = 0  # idle processors to fill
     estimated_delay: float = 0  # s until what the host holds is done
     reports: list = field(default_factory=list)  # of Report
     other_results: list = None  # names of results it holds; None: it does not say
+    trickles: list = field(default_factory=list)  # messages of running jobs: {result, time, text}
+    versions: dict = None  # {app id: [AppVersion]} it may get; None: all of its platforms
+    more: object = None  # of a protocol's plugin, for its at_contact(); may have why_not(version)
 
 
 @dataclass
@@ -1161,8 +1217,14 @@ class Assignment:
     about: str
     app_version: int
     version_num: int
+    platform: str
+    plan_class: str
+    ncpus: float  # processors that it keeps busy
+    flops: float  # estimated operations a second that this host does with all of them
+    command_line: str  # arguments: the version's, then the workunit's
     files: list
     input: dict
+    inputs: list  # further input files, each with the open_name by which the job knows it
     output: dict
     report_deadline: int  # s UTC on the server's clock, without the grace period [C22 C34]
     delay_bound: int
@@ -1186,13 +1248,16 @@ class Reply:
     aborts: list = field(default_factory=list)  # names to stop now [C42]
     aborts_if_not_started: list = field(default_factory=list)
     assignments: list = field(default_factory=list)
+    trickles: list = field(default_factory=list)  # messages for running jobs: {result, time, text}
+    trickles_taken: bool = False  # those of the request need not be sent again
     user_total_credit: float = 0
     host_total_credit: float = 0
 
 
 HOST_FIELDS = {f.name: f for f in (
     Host.domain_name, Host.p_ncpus, Host.p_vendor, Host.p_model, Host.p_fpops, Host.m_nbytes,
-    Host.d_free, Host.d_total, Host.os_name, Host.os_version, Host.on_frac, Host.active_frac)}
+    Host.d_free, Host.d_total, Host.os_name, Host.os_version, Host.on_frac, Host.active_frac,
+    Host.details)}
 
 
 def schedule(request, now):
@@ -1202,11 +1267,11 @@ def schedule(request, now):
     """
     settings = project.settings
     reply = Reply(project_name=settings.name, server_time=now, request_delay=settings.request_delay)
-    user = User.get_or_none(authenticator=request.authenticator)
+    user = plugged("user_of_key")[-1](request.authenticator)
     if user is None:
         reply.request_delay = 3600  # Refused clients do not stop by themselves [WIRE 17].
         return say_to(reply, "this project does not know your account key; join again", "notice")
-    host, detached = identify(request, user, now)
+    host, detached = plugged("identify")[-1](request, user, now)
     changed = [host] + detached
     reply.hostid, reply.userid = host.id, user.id
     reply.user_total_credit, reply.host_total_credit = user.total_credit, host.total_credit
@@ -1214,10 +1279,10 @@ def schedule(request, now):
         HostAppVersion.host == host)}
     lost_some = take_reports(request, reply, host, versions, changed, now)
     save_all(changed)  # What follows asks the store, and must see it.
-    held = list(Result.select(Result, Workunit).join(Workunit)
-                .where(IN_PROGRESS, Result.host == host).order_by(Result.id))
+    held = sorted(Result.select(Result, Workunit).join(Workunit)  # ORDER BY would walk through
+                  .where(IN_PROGRESS, Result.host == host), key=lambda r: r.id)  # all it ever had.
     (look_at_held,) = plugged("look_at_held")
-    look_at_held(request, reply, held, lost_some, changed, now)
+    look_at_held(request, reply, host, versions, held, lost_some, changed, now)
     if request.work_req_seconds > 0:
         if now - host.work_time < settings.min_sendwork_interval:
             wait = host.work_time + settings.min_sendwork_interval - now
@@ -1226,6 +1291,8 @@ def schedule(request, now):
         else:
             host.work_time = now
             plugged("give_work")[-1](request, reply, host, versions, len(held), changed, now)
+    for look in plugged("at_contact"):
+        look(request, reply, user, host, now)
     host.rpc_time = now
     save_all(changed + list(versions.values()))
     return reply
@@ -1235,41 +1302,6 @@ def say_to(reply, text, priority="low"):
     """Add a message in plain words to a reply; return the reply."""
     reply.messages.append({"priority": priority, "text": text})
     return reply
-
-
-def identify(request, user, now):
-    """Find or make the host of a request; return it and the rows its detaching changed [C14]."""
-    # A host that is not this user's, or whose count of requests went back (a copied directory),
-    # is answered with a host of its own [D-09].
-    host, detached = Host.get_or_none(id=request.hostid) if request.hostid else None, []
-    if host and (host.user_id != user.id or request.rpc_seqno < host.rpc_seqno):
-        host = None
-    if host is None and request.hostid == 0 and request.host_cpid:
-        host = (Host.select().where(Host.user == user, Host.host_cpid == request.host_cpid)
-                .order_by(Host.id.desc()).first())
-        if host and not request.other_results and not request.allow_multiple_clients:
-            detached = detach(host, {report.name for report in request.reports}, now)
-    if host is None:
-        host = Host.create(user=user, create_time=now, host_cpid=request.host_cpid)
-    host.rpc_seqno = request.rpc_seqno if host.id == request.hostid else 0
-    host.client_version = request.client_version
-    for name, value in request.host.items():
-        if name in HOST_FIELDS and getattr(host, name) != value:
-            setattr(host, name, value)
-    return host, detached
-
-
-def detach(host, reported, now):
-    """End what a host held and does not report, coming back as new; return the rows [S4-37]."""
-    changed = []
-    for r in (Result.select(Result, Workunit).join(Workunit)
-              .where(IN_PROGRESS, Result.host == host, Result.name.not_in(reported))
-              .order_by(Result.id)):
-        fire(DETACH, r)
-        r.received_time = now  # As BOINC does; a report that comes later is a duplicate [C11].
-        r.workunit.transition_time = now
-        changed += [r, r.workunit]
-    return changed
 
 
 def take_reports(request, reply, host, versions, changed, now):
@@ -1315,36 +1347,7 @@ def receive(r, report, host, versions, now):
     weight = 0.3 if host.avg_turnaround else 1
     host.avg_turnaround += weight * (now - r.sent_time - host.avg_turnaround)
     if r.app_version_id in versions:
-        learn(versions[r.app_version_id], r, good)
-
-
-def learn(version, r, good):
-    """Adjust a host's daily quota and measured speed to one report."""
-    # Errors take one from the quota, never the last one; successes double it, up to the setting.
-    quota = project.settings.daily_result_quota
-    if good:
-        version.max_jobs_per_day = min(max(version.max_jobs_per_day, 1) * 2, quota)
-        version.et_n += 1
-        pace = r.elapsed_time / r.workunit.rsc_fpops_est
-        version.et_avg += max(0.1, 1 / version.et_n) * (pace - version.et_avg)
-    elif r.exit_status != 202:  # aborted on our own order
-        version.max_jobs_per_day = max(1, min(version.max_jobs_per_day, quota) - 1)
-
-
-def assignment(r, wu, application, version):
-    """Describe a result to the host that will compute it."""
-    output = output_files(r)[0]["name"]
-    nbytes_max = int(min(wu.rsc_disk_bound, project.settings.upload_bytes_max))
-    return Assignment(
-        name=r.name, workunit=wu.name, app=application.name, about=application.about,
-        app_version=version.id, version_num=version.version_num,
-        files=[{**file, "url": f"/download/{file['name']}"} for file in version.files],
-        input={**wu.input_files[0], "url": f"/download/{wu.input_files[0]['name']}"},
-        output={"name": output, "url": f"/upload/{output}", "nbytes_max": nbytes_max},
-        report_deadline=r.report_deadline - project.settings.report_grace_period,
-        **{name: getattr(wu, name) for name in (
-            "delay_bound", "rsc_fpops_est", "rsc_fpops_bound", "rsc_memory_bound",
-            "rsc_disk_bound")})
+        plugged("learn")[-1](versions[r.app_version_id], r, good)
 
 
 def send(r, wu, host, version, now):
@@ -1915,8 +1918,8 @@ def wall_clock():
 def load_plugins(names):
     """Load the modules of plugins/ that a project uses. Raises PluginError.
 
-    A plugin has some of: routes(app, clock), commands(subparsers), hourly(now), STAGES, VALIDATION,
-    give_work() and look_at_held(), find(), load() and enter() for applications.
+    A plugin has some of: routes(app, clock), commands(subparsers), hourly(now), STAGES, TABLES; the
+    scheduler's user_of_key(), identify(), give_work() ...; VALIDATION, find(), load(), enter().
     """
     here = Path(__file__).resolve().parent
     for name in names:
@@ -1941,15 +1944,17 @@ def running(settings, paths, clock=wall_clock):
         sync_apps(paths, clock())
         try:
             server = waitress.create_server(
-                make_app(clock), host=settings.host, port=settings.port, threads=8, ident=None,
-                connection_limit=1000, channel_timeout=120, outbuf_overflow=1 << 20,
-                max_request_body_size=max(settings.upload_bytes_max, 16 << 20),
-                clear_untrusted_proxy_headers=True, trusted_proxy=settings.proxy or None,
-                trusted_proxy_headers={
+                make_app(clock), map=(sockets := {}), host=settings.host, port=settings.port,
+                threads=8, ident=None, connection_limit=1000, channel_timeout=120,
+                max_request_body_size=max(settings.upload_bytes_max + 9000, 16 << 20),
+                outbuf_overflow=1 << 20, clear_untrusted_proxy_headers=True,
+                trusted_proxy=settings.proxy or None, trusted_proxy_headers={
                     "x-forwarded-proto", "x-forwarded-host"} if settings.proxy else set())
         except (OSError, ValueError) as error:  # ValueError: waitress knows no such host.
             raise ClientError(f"cannot listen on {settings.host} port {settings.port}: "
                               f"{error}; try another --host or --port") from None
+        for socket in sockets.values():  # Who looks at bodies on their way in [WIRE 10].
+            vars(socket).update({"channel_class": channel for channel in plugged("Channel")})
         port = getattr(server, "effective_port", settings.port)
         note = {"pid": os.getpid(), "url": f"http://127.0.0.1:{port}"}
         (project.data / "server.json").write_text(json.dumps(note))

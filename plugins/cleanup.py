@@ -8,7 +8,7 @@ import gzip
 import time
 
 from minigrid import (DELETED, FILES_GONE, FILES_READY, FILES_STUCK, NOT_DELETED, PURGE,
-                      FileDeleteState, Result, ServerState, Workunit, append_exactly,
+                      FileDeleteState, Result, ServerState, SharedFile, Workunit, append_exactly,
                       canonical_json, chunks, file_path, fire, load, log, output_files, project,
                       save_all)
 
@@ -21,7 +21,7 @@ def delete_files(folder, files):
     for file in files:
         path = file_path(folder, file["name"])
         try:
-            if not file.get("no_delete"):
+            if not file.get("no_delete") and not file.get("sticky"):
                 path.with_name(path.name + ".part").unlink(missing_ok=True)  # a broken upload
                 path.unlink()
         except FileNotFoundError:
@@ -60,8 +60,28 @@ def mark_deleted(model, gone, now):
             fire(DELETED if gone[row.id] else NOT_DELETED, row)
         if model is Workunit:
             row.mod_time = now
+    if model is Workunit:
+        release_shared([row for row in rows if row.file_delete_state == F.DONE])
     save_all(rows)
     return len(rows)
+
+
+def release_shared(units):
+    """Delete the shared inputs of workunits that nobody else needs. Runs in the writer.
+
+    There, because the writer is also who adds workunits: between look and deletion none can come.
+    """
+    names = {file["name"] for wu in units for file in wu.input_files if file.get("sticky")}
+    if not names:
+        return
+    SharedFile.delete().where(SharedFile.workunit.in_([wu.id for wu in units])).execute()
+    needed = {row.name for row in SharedFile.select(SharedFile.name).distinct()
+              .where(SharedFile.name.in_(names))}
+    for name in names - needed:
+        try:
+            file_path("download", name).unlink(missing_ok=True)
+        except OSError as error:  # It stays; nobody is harmed.
+            log.warning("cannot delete %s: %s", name, error)
 
 
 def purger(now):

@@ -6,14 +6,20 @@ cannot do is counted, and ends when too many could not [S0-13].
 """
 
 from collections import Counter
+from dataclasses import dataclass
 
 from peewee import SQL, fn
 
-from minigrid import (COULDNT_SEND, UNSENT, AppVersion, AssimilateState, ErrorMask, HostAppVersion,
-                      Result, Workunit, apps, assignment, fire, project, say_to, send, working)
+from minigrid import (COULDNT_SEND, UNSENT, AppVersion, AssimilateState, Assignment, ErrorMask,
+                      HostAppVersion, Result, Workunit, apps, fire, output_files, project, say_to,
+                      send, working)
+
+PYTHON_SHARE = 0.01  # Python operations for each floating-point operation of a usual benchmark
+UNFIT_DELAY = 3600  # s, for a computer that nothing here runs on
+PACE_GAIN_MAX = 20  # nobody is taken for more times faster than the benchmark says
 
 
-def look_at_held(request, reply, held, lost_some, changed, now):
+def look_at_held(request, reply, host, versions, held, lost_some, changed, now):
     """Tell a host what to drop of its results in progress, and send again what it has lost.
 
     `held` are the results the store believes it to have; `lost_some` says that it reported
@@ -22,7 +28,7 @@ def look_at_held(request, reply, held, lost_some, changed, now):
     if project.settings.send_result_abort:
         tell_what_to_drop(request, reply, held)
     if request.other_results is not None and (project.settings.resend_lost_results or lost_some):
-        resend_lost(request, reply, held, changed, now)
+        resend_lost(request, reply, host, versions, held, changed, now)
 
 
 def tell_what_to_drop(request, reply, held):
@@ -40,7 +46,7 @@ def tell_what_to_drop(request, reply, held):
             reply.aborts_if_not_started.append(name)
 
 
-def resend_lost(request, reply, held, changed, now):
+def resend_lost(request, reply, host, versions, held, changed, now):
     """Send again what the host should hold and does not list, or give it up at once [C43].
 
     What nobody needs, or cannot be done by its deadline any more, is given to others instead.
@@ -51,9 +57,13 @@ def resend_lost(request, reply, held, changed, now):
             continue
         wu, application = r.workunit, next((a for a in apps.values() if a.id == r.app_id), None)
         needed = not wu.error_mask and not wu.canonical_resultid
-        if needed and application and r.report_deadline - now > wu.delay_bound / 2:
-            version = AppVersion.get_by_id(r.app_version_id)
-            reply.assignments.append(assignment(r, wu, application, version))
+        version = AppVersion.get_by_id(r.app_version_id)
+        own = (request.versions or {}).get(r.app_id, ())
+        can = version.platform != "anonymous" or version in own
+        can = can and not not_for(request, version)
+        if needed and application and can and r.report_deadline - now > wu.delay_bound / 2:
+            flops = 1 / pace(versions.get(version.id), version, host)
+            reply.assignments.append(assignment(r, wu, application, version, host, flops))
         else:
             r.report_deadline = now - 1
             wu.transition_time = min(wu.transition_time, now)
@@ -72,44 +82,183 @@ def give_work(request, reply, host, versions, n_held, changed, now):
     room = min(settings.max_wus_to_send * ncpus - len(reply.assignments),  # lost ones, sent again
                settings.max_wus_in_progress * ncpus - n_held)
     wanted = max(min(request.cpu_req_instances, ncpus), 1)
-    seconds, taken, passed_over = 0.0, set(), []
+    taken, passed_over = set(), []
+    seconds = sum(a.rsc_fpops_est / a.flops * a.ncpus for a in reply.assignments)
+    if reply.assignments and len(reply.assignments) >= wanted \
+            and seconds >= request.work_req_seconds:
+        return  # What it had lost is enough.
     if room <= 0:
         reasons[f"you hold {n_held} tasks, the limit here"] += 1
-    usable = {a.id: a for a in working(now).values() if set(a.versions) & set(request.platforms)}
+    usable = {a.id: offers for a in working(now).values()
+              if (offers := offers_for(request, host, a, versions, reasons))}
     for r in unsent_for(host, usable) if room > 0 else ():
-        wu, application = r.workunit, usable[r.app_id]
+        wu = r.workunit
         if wu.id in taken:
             continue  # The other copy is for another host.
-        version = next(v for p, v in application.versions.items() if p in request.platforms)
-        quota = versions.get(version.id) or HostAppVersion(
-            host=host.id, app_version=version.id, max_jobs_per_day=settings.daily_result_quota)
-        runtime = estimated_runtime(wu, host, quota)
+        offer = best_offer(usable[r.app_id], ncpus, now)
+        if offer is None:
+            quota = usable[r.app_id][0].quota
+            reasons[f"{usable[r.app_id][0].application.name}: you have had today's "
+                    f"{quota.n_jobs_today} tasks; the number shrinks with errors and grows with "
+                    f"good results"] += 1
+            continue
+        runtime = wu.rsc_fpops_est * offer.pace
         reason = infeasible(wu, host, request.estimated_delay + seconds / ncpus, runtime)
         if reason:
-            reasons[f"{application.name}: {reason}"] += 1
+            reasons[f"{offer.application.name}: {reason}"] += 1
             passed_over.append((r, reason))
             continue
-        if not within_quota(quota, ncpus, now):
-            reasons[f"{application.name}: you have had today's {quota.n_jobs_today} tasks; "
-                    f"the number shrinks with errors and grows with good results"] += 1
-            continue
-        send(r, wu, host, version, now)
-        quota.n_jobs_today += 1
-        versions[version.id] = quota
+        send(r, wu, host, offer.version, now)
+        offer.quota.n_jobs_today += 1
+        versions[offer.version.id] = offer.quota
         changed += [r, wu]
-        reply.assignments.append(assignment(r, wu, application, version))
+        reply.assignments.append(assignment(
+            r, wu, offer.application, offer.version, host, 1 / offer.pace))
         taken.add(wu.id)
-        seconds += runtime
+        seconds += runtime * ncpus_of(offer.version, host)
         if len(taken) >= room or (len(taken) >= wanted and seconds >= request.work_req_seconds):
             break
     refuse(passed_over, host, changed, now)
-    if not reply.assignments:
+    say_why(reply, host, usable, reasons)
+
+
+def say_why(reply, host, usable, reasons):
+    """Keep and tell why a host that asked for work got none [D-04]."""
+    if not reply.assignments and not usable and not reasons and apps:
+        host.why_no_work = "no application here runs on your computer"
+        say_to(reply, f"no work sent: {host.why_no_work}", "notice")
+        reply.request_delay = max(reply.request_delay, UNFIT_DELAY)
+    elif not reply.assignments:
         why = "; ".join(f"{n} times: {text}" if n > 1 else text
                         for text, n in reasons.most_common(5))
         host.why_no_work = why or why_nothing(host, usable)
         say_to(reply, f"no work sent: {host.why_no_work}")
     elif host.why_no_work:
         host.why_no_work = ""
+
+
+# ---- Versions ----------------------------------------------------------------
+
+
+@dataclass
+class Offer:
+    """A version of an application that a host can run, and how fast it does."""
+
+    application: object
+    version: AppVersion
+    quota: HostAppVersion
+    pace: float  # s for each estimated operation
+
+
+def offers_for(request, host, application, versions, reasons):
+    """Return what a host can run of an application; note why not what it cannot [WIRE 6]."""
+    fitting = []
+    allowed = application.versions if request.versions is None else \
+        request.versions.get(application.id, ())
+    for platform in request.platforms:
+        for version in allowed:
+            if version.platform == platform:
+                reason = not_for(request, version) or unfit(version, host)
+                if reason:
+                    reasons[f"{application.name}: {reason}"] += 1
+                else:
+                    fitting.append(version)
+    offers = []
+    for version in fitting:
+        quota = versions.get(version.id) or HostAppVersion(
+            host=host.id, app_version=version.id,
+            max_jobs_per_day=project.settings.daily_result_quota)
+        offers.append(Offer(application, version, quota, pace(quota, version, host)))
+    return offers
+
+
+def best_offer(offers, ncpus, now):
+    """Return the fastest version that may be given today; None if there is none.
+
+    What was never measured on this host comes first, once a day: nobody knows how fast it is.
+    """
+    open_ones = [offer for offer in offers if within_quota(offer.quota, ncpus, now)]
+    return min(open_ones, default=None, key=lambda offer: (
+        offer.quota.et_n > 0 or offer.quota.n_jobs_today > 0, offer.pace))
+
+
+def not_for(request, version):
+    """Say why the client behind a request cannot have a version; empty if it can.
+
+    Only the plugin of its protocol knows: it may have put a function `why_not` into `more`.
+    """
+    why_not = getattr(request.more, "why_not", None)
+    return why_not(version) if why_not else ""
+
+
+def unfit(version, host):
+    """Say why a host cannot run a version at all; empty if it can. `options` say what it needs."""
+    wants = version.options
+    if wants.get("min_ncpus", 0) > host.p_ncpus:
+        return f"its program for {version.plan_class or version.platform} needs " \
+               f"{wants['min_ncpus']:g} processors, you have {host.p_ncpus}"
+    if host.m_nbytes and wants.get("min_memory", 0) > host.m_nbytes:
+        return f"its program for {version.plan_class or version.platform} needs " \
+               f"{wants['min_memory'] / 1e9:.3g} GB of memory, you have {host.m_nbytes / 1e9:.3g}"
+    known = str(host.details.get("p_features", "")).lower().split()
+    missing = [word for word in wants.get("features", ()) if word.lower() not in known]
+    if missing:
+        return f"its program for {version.plan_class or version.platform} needs a processor " \
+               f"with {', '.join(missing)}"
+    return ""
+
+
+def ncpus_of(version, host):
+    """Return how many processors of a host a task of a version keeps busy."""
+    return min(version.options.get("ncpus", 1.0), max(host.p_ncpus, 1))
+
+
+def pace(quota, version, host):
+    """Estimate a host's seconds for each operation: from what it took before, or its benchmark."""
+    # Our volunteer measures Python operations, a BOINC client floating-point ones; an application
+    # counts in those that its programs do.
+    speed = max(host.p_fpops, 1e6) * ncpus_of(version, host)
+    python_host = not host.client_version[:1].isdigit()
+    if python_host != (version.platform == "python"):
+        speed = speed / PYTHON_SHARE if python_host else speed * PYTHON_SHARE
+    if quota and quota.et_n and quota.et_avg:
+        return max(quota.et_avg, 1 / speed / PACE_GAIN_MAX)
+    return 1 / speed
+
+
+def learn(quota, r, good):
+    """Adjust a host's daily quota and measured speed for a version to one report."""
+    # Errors take one from the quota, never the last one; successes double it, up to the setting.
+    most = project.settings.daily_result_quota
+    if good:
+        quota.max_jobs_per_day = min(max(quota.max_jobs_per_day, 1) * 2, most)
+        quota.et_n += 1
+        found = r.elapsed_time / r.workunit.rsc_fpops_est
+        quota.et_avg += max(0.1, 1 / quota.et_n) * (found - quota.et_avg)
+    elif r.exit_status != 202:  # aborted on our own order
+        quota.max_jobs_per_day = max(1, min(quota.max_jobs_per_day, most) - 1)
+
+
+def assignment(r, wu, application, version, host, flops):
+    """Describe a result to the host that will compute it."""
+    output = output_files(r)[0]["name"]
+    nbytes_max = int(min(wu.rsc_disk_bound, project.settings.upload_bytes_max))
+    first, *more = [{**file, "url": f"/download/{file['name']}"} for file in wu.input_files]
+    return Assignment(
+        name=r.name, workunit=wu.name, app=application.name, about=application.about,
+        app_version=version.id, version_num=version.version_num, platform=version.platform,
+        plan_class=version.plan_class, ncpus=ncpus_of(version, host), flops=flops,
+        command_line=f"{version.options.get('command_line', '')} {wu.command_line}".strip(),
+        files=[{**file, "url": f"/download/{file['name']}"} for file in version.files],
+        input=first, inputs=more,
+        output={"name": output, "url": f"/upload/{output}", "nbytes_max": nbytes_max},
+        report_deadline=r.report_deadline - project.settings.report_grace_period,
+        **{name: getattr(wu, name) for name in (
+            "delay_bound", "rsc_fpops_est", "rsc_fpops_bound", "rsc_memory_bound",
+            "rsc_disk_bound")})
+
+
+# ---- What is left, and for whom ----------------------------------------------
 
 
 def unsent_for(host, usable):
@@ -121,12 +270,6 @@ def unsent_for(host, usable):
             .where(UNSENT, Result.app.in_(list(usable)),
                    ~fn.EXISTS(mine.select(SQL("1")).where(mine.workunit == Result.workunit, twin)))
             .order_by(Result.priority.desc(), Result.id).limit(1000).iterator())
-
-
-def estimated_runtime(wu, host, quota):
-    """Estimate how many seconds a host takes, from what it took before or its benchmark."""
-    pace = quota.et_avg if quota.et_n and quota.et_avg else 1 / max(host.p_fpops, 1e6)
-    return wu.rsc_fpops_est * pace
 
 
 def infeasible(wu, host, delay, runtime):
@@ -170,8 +313,6 @@ def refuse(passed_over, host, changed, now):
 
 def why_nothing(host, usable):
     """Explain an empty hand to a host that was refused nothing in particular [D-04]."""
-    if not usable:
-        return "no application here runs on your computer"
     if Result.select().where(UNSENT, Result.app.in_(list(usable))).exists():
         return "what is left waits for other computers: you have a copy of each already"
     return "there is none at the moment; it comes when others have reported or more is made"

@@ -1,5 +1,6 @@
 """Keeping a project sound: check of store and files, cancelling, backups, unknown files [C46]."""
 
+import re
 import sqlite3
 import time
 
@@ -85,7 +86,8 @@ def file_violations():
             .where(Workunit.file_delete_state.in_([F.INIT, F.DONE])).iterator():
         for file in wu.input_files:
             there = file_path("download", file["name"]).exists()
-            if there != (wu.file_delete_state == F.INIT) and not file.get("no_delete"):
+            if there != (wu.file_delete_state == F.INIT) and not file.get("no_delete") \
+                    and not (there and file.get("sticky")):  # Others may share it.
                 found.append(f"input {file['name']} is {'there' if there else 'missing'}")
     query = Result.select(Result.name, Result.output_files, Result.file_delete_state).where(
         (Result.outcome == Outcome.SUCCESS) & Result.validate_state.in_([1]) |
@@ -206,6 +208,13 @@ def delete_orphans(now, age_min=86400):
                     and not model.select().where(model.name == name[:-len(suffix)]).exists():
                 path.unlink()
                 n += 1
+    used = {file["name"] for version in minigrid.AppVersion.select() for file in version.files}
+    for path in (project.data / "download").glob("*/*"):  # shared inputs, named by their content
+        if re.fullmatch(r".+_[0-9a-f]{16}_.+", path.name) and path.stat().st_mtime < before \
+                and path.name not in used and not minigrid.SharedFile.select().where(
+                    minigrid.SharedFile.name == path.name.removesuffix(".new")).exists():
+            path.unlink()
+            n += 1
     if n:
         log.info("deleted %d files that belong to nothing", n)
     return n

@@ -1,7 +1,8 @@
 """The scheduler: who asks, what is reported, what is handed out, and why not."""
 
 import pytest
-from make import DAY, NOW, Client, add, copies, dump, result, settings, states, units
+from make import (DAY, NOW, Client, add, copies, dump, restart, result, settings, states,
+                  units)
 
 import minigrid as m
 
@@ -514,7 +515,7 @@ def test_each_platform_gets_its_own_version(grid):
     add()
     version = m.AppVersion.create(app=m.apps["near"].id, create_time=NOW, platform="abacus",
                                   version_num=1, files=[])
-    m.apps["near"].versions = {"abacus": version, **m.apps["near"].versions}
+    m.apps["near"].versions.insert(0, version)
     for key, platform, extra in (("ann", "python", []), ("bob", "abacus", ["toaster"])):
         client = Client(key)
         (a,) = client.ask(work_req_seconds=1, platforms=[platform, *extra]).assignments
@@ -615,3 +616,156 @@ def test_a_small_host_gets_what_is_behind(grid):
     ann = Client("ann")
     assert ann.fetch(host=dict(m_nbytes=5e8)) == ["near_1_0"]
     assert copies()[0].refusals[0][:2] == [NOW, ann.hostid]
+
+
+# ---- Versions, plan classes, shared files ----------------------------------------
+
+
+def version(app="near", platform="python", plan_class="", number=9, **options):
+    """Give an application one more version; return it."""
+    row = m.AppVersion.create(app=m.apps[app].id, create_time=NOW, platform=platform, files=[],
+                              version_num=number, plan_class=plan_class, options=options)
+    m.apps[app].versions.append(row)
+    return row
+
+
+def classes(client, now=NOW, **more):
+    asked = {**dict(work_req_seconds=0.01), **more}
+    return [a.plan_class for a in client.ask(now, **asked).assignments]
+
+
+def measured(client, row, seconds):
+    """Note how long a version takes a host for each operation."""
+    m.HostAppVersion.replace(host=client.hostid, app_version=row.id, et_n=1, et_avg=seconds,
+                             max_jobs_per_day=1000).execute()
+
+
+def test_every_version_is_tried_once_a_day_until_it_is_measured(grid):
+    for number in range(12):
+        add(number=number)
+    m.apps["near"].versions = []
+    rows = {name: version(plan_class=name) for name in "abc"}
+    ann = Client("ann")
+    assert [classes(ann, NOW + k) for k in range(4)] == [["a"], ["b"], ["c"], ["a"]]
+    measured(ann, rows["b"], 5e-10)  # twice as fast as the benchmark says
+    assert [classes(ann, NOW + 9 + k) for k in range(2)] == [["b"], ["b"]]
+    assert [classes(ann, NOW + DAY + k) for k in range(3)] == [["a"], ["c"], ["b"]]
+    assert classes(Client("bob")) == ["a"]
+
+
+def test_trials_within_one_request(grid):
+    for number in range(6):
+        add(number=number)
+    m.apps["near"].versions = []
+    for name in "abc":
+        version(plan_class=name)
+    assert classes(Client("ann"), work_req_seconds=1, cpu_req_instances=5,
+                   host=dict(p_ncpus=5)) == ["a", "b", "c", "a", "a"]
+
+
+def test_a_version_without_quota_gives_way_to_the_next(grid):
+    settings(daily_result_quota=1)
+    for number in range(5):
+        add(number=number)
+    m.apps["near"].versions = []
+    version(plan_class="a"), version(plan_class="b")
+    ann = Client("ann")
+    assert [classes(ann, NOW + k) for k in range(3)] == [["a"], ["b"], []]
+    assert "today's" in ann.host().why_no_work
+
+
+def test_a_version_with_several_processors(grid):
+    add(rsc_fpops_est=1e11), add(number=1, rsc_fpops_est=1e11), add(number=2, rsc_fpops_est=1e11)
+    m.apps["near"].versions = []
+    version(plan_class="mt", ncpus=4, command_line="--all")
+    ann = Client("ann")
+    jobs = ann.ask(host=dict(p_ncpus=2, p_fpops=1e9), work_req_seconds=100).assignments
+    # Half the processors it could use; 50 s on both of them are the 100 s asked for.
+    assert [(a.ncpus, a.flops, a.command_line) for a in jobs] == [
+        (2, pytest.approx(2e9), "--all")]
+
+
+def test_arguments_of_version_and_workunit(grid):
+    add(command_line="-n 3", files={"table": b"1"})
+    m.apps["near"].versions = []
+    version(command_line="--fast")
+    (a,) = Client("ann").ask(work_req_seconds=1).assignments
+    assert a.command_line == "--fast -n 3"
+    (shared,) = a.inputs
+    assert (shared["open_name"], shared["sticky"], shared["nbytes"]) == ("table", True, 1)
+    assert shared["url"] == f"/download/{shared['name']}"
+
+
+def test_what_a_protocol_knows_of_versions_counts(grid):
+    """Its plugin may say that a client cannot have one, and why."""
+    add(), add(number=1)
+    row = version(plan_class="a")
+
+    class More:
+        def why_not(self, asked):
+            return "" if asked.id == row.id else "not for you"
+
+    ann = Client("ann")
+    assert classes(ann, more=More()) == ["a"]
+    m.apps["near"].versions.remove(row)
+    reply = ann.ask(work_req_seconds=1, more=More())
+    assert reply.assignments == [] and "near: not for you" in said(reply)
+    assert "near: not for you" in ann.host().why_no_work
+
+
+def test_lost_results_that_cannot_be_had_any_more_go_to_others(grid):
+    add()
+    ann = Client("ann")
+    ann.fetch()
+
+    class More:
+        def why_not(self, asked):
+            return "not signed"
+
+    assert ann.ask(other_results=[], more=More()).assignments == []
+    assert copies()[0].report_deadline == NOW - 1
+
+
+def test_our_volunteers_and_boinc_clients_measure_other_things(grid):
+    """A hundred floating-point operations of a benchmark are one operation of Python."""
+    add(), add(number=1)
+    version(platform="x86")
+    flops = {}
+    for name, client_version in (("ours", "minigrid 1"), ("boinc", "7.20.5")):
+        for platform in ("python", "x86"):
+            add(number=len(flops) + 5)
+            (a,) = Client(name).ask(work_req_seconds=0.001, client_version=client_version,
+                                    platforms=[platform], host=dict(p_fpops=1e9)).assignments
+            flops[name, platform] = a.flops
+    assert flops == pytest.approx({("ours", "python"): 1e9, ("ours", "x86"): 1e11,
+                                   ("boinc", "python"): 1e7, ("boinc", "x86"): 1e9})
+
+
+def test_a_foreign_host_id_leads_to_the_host_of_the_same_cpid(grid):
+    """The reply that told the new id may be lost: not one more host for each try."""
+    ann, bob = Client("ann"), Client("bob")
+    ann.ask()
+    for _ in range(3):
+        bob.hostid = ann.hostid
+        assert bob.ask().hostid == 2
+    bob.hostid = 99
+    assert bob.ask().hostid == 2 and m.Host.select().count() == 2
+
+
+def test_shared_inputs_go_with_the_last_workunit(grid, folder):
+    for number in range(3):
+        add(number=number, min_quorum=1, files={"table": b"shared"} if number else {})
+    name = m.SharedFile.select().first().name
+    path = m.file_path("download", name)
+    clients = [Client(f"user {n}") for n in range(3)]
+    for n, client in enumerate(clients):
+        assert client.fetch() == [f"near_{n}_0"]
+        if n == 1:
+            restart(folder, stock=0, min_sendwork_interval=0)
+        client.report(f"near_{n}_0", "5")
+        for now in range(NOW + 1, NOW + 9):
+            m.run_pass(now)
+        assert path.exists() == (n < 2)
+        assert [row.workunit_id for row in m.SharedFile.select()] == [2, 3][n:]
+        assert m.plugged("violations")[-1]() == []
+    path.unlink(missing_ok=True)

@@ -231,7 +231,8 @@ def test_a_world_settles_and_every_rule_has_fired(world):
 
     # Nothing is left but the archive [S4-30 S4-32 S4-61 S4-62].
     for folder in ("upload", "download"):
-        left = [p.name for p in (m.project.data / folder).glob("*/*") if not p.suffix == ".py"]
+        left = [p.name for p in (m.project.data / folder).glob("*/*")
+                if p.suffix not in (".py", ".sh", ".cmd")]  # of the applications
         assert left == []
     archived = [json.loads(line) for path in (m.project.data / "archive").glob("*.gz")
                 for line in gzip.open(path, "rt")]

@@ -1,0 +1,44 @@
+"""Which host is asking: a new one, a known one, one that came back, or a copy of another [D-09].
+
+A host is a client's directory, not a computer: two clients on one computer are two hosts.
+"""
+
+from minigrid import DETACH, HOST_FIELDS, IN_PROGRESS, Host, Result, Workunit, fire
+
+
+def identify(request, user, now):
+    """Find or make the host of a request; return it and the rows its detaching changed [C14]."""
+    # A host whose count of requests went back is a copied directory, and gets a host of its own
+    # [D-09]. An id that is not this user's says nothing: as if it came without one.
+    host, detached = Host.get_or_none(id=request.hostid) if request.hostid else None, []
+    known = host is not None and host.user_id == user.id
+    if not known or request.rpc_seqno < host.rpc_seqno:
+        host = None
+    if not known and request.host_cpid:
+        host = (Host.select().where(Host.user == user, Host.host_cpid == request.host_cpid)
+                .order_by(Host.id.desc()).first())
+        if host and not request.other_results and not request.allow_multiple_clients:
+            detached = detach(host, {report.name for report in request.reports}, now)
+    if host is None:
+        host = Host.create(user=user, create_time=now, host_cpid=request.host_cpid)
+    host.rpc_seqno = request.rpc_seqno if host.id == request.hostid else 0
+    host.host_cpid = request.host_cpid or host.host_cpid  # It changes with a new host id.
+    host.client_version = request.client_version
+    for name, value in request.host.items():
+        if name in HOST_FIELDS and getattr(host, name) != value:
+            setattr(host, name, value)
+    return host, detached
+
+
+def detach(host, reported, now):
+    """End what a host held and does not report, coming back as new; return the rows [S4-37]."""
+    changed = []
+    for r in (Result.select(Result, Workunit).join(Workunit)
+              .where(IN_PROGRESS, Result.host == host).order_by(Result.id)):
+        if r.name in reported:
+            continue
+        fire(DETACH, r)
+        r.received_time = now  # As BOINC does; a report that comes later is a duplicate [C11].
+        r.workunit.transition_time = now
+        changed += [r, r.workunit]
+    return changed
