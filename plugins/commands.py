@@ -39,7 +39,8 @@ def commands(parsers):
     add(parsers, "demo", demo, "see it work: a server and three volunteers on this machine "
         "compute a picture, every tile twice", epilog="Stopped half-way, the next demo goes on.")
     serve_parser = add(parsers, "serve", serve, "run a project for volunteers in your network",
-                       epilog="All settings may stand in the [minigrid] section of setup.cfg.")
+                       epilog="All settings may stand in the [minigrid] section of setup.cfg; "
+                       "those of accounts and of BOINC clients in [accounts] and [boinc].")
     for field in dataclasses.fields(Settings):
         if field.name not in ("data", "port", "host"):
             serve_parser.add_argument(
@@ -180,6 +181,8 @@ def serve(options):
         urls = [url] + (addresses(url.rpartition(":")[2])
                         if settings.host in ("0.0.0.0", "::") else [])
         say("\nOpen in a browser:\n" + "\n".join(f"  {u}" for u in urls))
+        if plugged("scheduler_path"):
+            say(f"\nJoin with BOINC (Add project, in BOINC Manager):\n  {urls[-1]}/")
         say(f"\nJoin from a machine that has only Python:\n  {join_line(urls[-1])}")
         say("\nStop with Ctrl-C; the next start goes on.\n")
         line = Line()
@@ -429,7 +432,8 @@ def one_volunteer(application, n, now):
     (register,) = plugged("register")
     user = project.write(lambda: register(now, f"volunteer {n}"))
     asked = Request(user.authenticator, host_cpid=str(n), work_req_seconds=1,
-                    host={"p_fpops": 3e7, "p_ncpus": 1})
+                    platforms=["python", *volunteer_module().native_platforms()],
+                    host={"p_fpops": 3e7, "p_ncpus": os.cpu_count() or 1})
     reply = show_rules(lambda: project.write(lambda: minigrid.schedule(asked, now)))
     if not reply.assignments:
         raise PluginError("nothing was sent to a volunteer: " + "; ".join(
@@ -437,10 +441,11 @@ def one_volunteer(application, n, now):
     job = reply.assignments[0]
     directory = project.data / "volunteers" / str(n)
     directory.mkdir(parents=True)
-    output, stderr, seconds = compute(application, job, directory)
+    output, stderr, seconds = compute(job, directory)
     if output is None:
-        own = stderr.strip().replace(str(directory / application.path.name), str(application.path))
-        raise PluginError(f"{application.path}: compute() failed on {job.name}:\n{own}")
+        own = stderr.strip().replace(str(directory / "slot" / "app.py"), str(application.path))
+        what = "compute()" if job.platform == "python" else f"the program for {job.platform}"
+        raise PluginError(f"{application.path}: {what} failed on {job.name}:\n{own}")
     step(f"compute   {job.name} in {seconds:.2f} s of processor time: {len(output)} bytes: "
          f"{preview(output)}")
     try:
@@ -456,24 +461,26 @@ def one_volunteer(application, n, now):
     return job.name
 
 
-def compute(application, job, directory):
+def compute(job, directory):
     """Compute a copy as volunteers do, in a process of its own; return (output, stderr, seconds).
 
-    The harness is the volunteer's own: what works here works there.
+    Slot and harness are the volunteer's own: what works here works there.
     """
-    names = {"main": application.path.name, "input": job.input["name"]}
-    (directory / names["main"]).write_bytes(application.path.read_bytes())
-    shutil.copy(minigrid.file_path("download", names["input"]), directory / names["input"])
-    (directory / "job.json").write_text(json.dumps({
-        **names, "workunit": job.workunit, "memory": job.rsc_memory_bound,
-        "disk": job.rsc_disk_bound, "cpu_seconds": 10**6}))
+    volunteer, slot, files = volunteer_module(), directory / "slot", directory / "files"
+    given = dataclasses.asdict(job)
+    given["files"] = [file for file in job.files if "boinc" not in file]
+    held = volunteer.parse_assignment(given, "http://localhost", (job.platform,))
+    files.mkdir()
+    for file in held.downloads:
+        shutil.copy(minigrid.file_path("download", file["name"]), files / file["name"])
+    volunteer.prepare_slot(slot, held, files, 10**6)
     harness = directory / "harness.py"
-    harness.write_text(volunteer_module().HARNESS)
-    process = subprocess.Popen([sys.executable, "-s", "-B", str(harness), str(directory)],
+    harness.write_text(volunteer.HARNESS)
+    process = subprocess.Popen([sys.executable, "-s", "-B", str(harness), str(slot)],
                                env={**os.environ, "PYTHONHASHSEED": "0"}, stdin=subprocess.PIPE,
                                stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     printed, stderr = wait_for(process)
-    output, done = directory / "output", directory / "done.json"
+    output, done = slot / "output", slot / "done.json"
     seconds = json.loads(done.read_text())["cpu_time"] if done.exists() else 0
     return (output.read_bytes() if process.returncode == 0 and output.exists() else None,
             (printed + stderr).decode(errors="replace"), seconds)

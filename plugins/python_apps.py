@@ -19,22 +19,33 @@ import traceback
 from pathlib import Path
 
 import minigrid
-from minigrid import Application, AppVersion, PluginError, canonical_json, store_file
+from minigrid import (Application, AppVersion, PluginError, canonical_json, file_entry, file_path,
+                      store_file)
 
 HOOKS = {  # hook -> its parameters; those after "?" are optional
     "workunit": ("i",),
-    "compute": ("input", "?", "progress", "checkpoint"),
+    "compute": ("input", "?", "progress", "checkpoint", "trickle"),
     "parse": ("output",),
     "compare": ("a", "b"),
     "check_set": ("answers",),
     "assimilate": ("workunit", "answer"),
+    "trickle": ("workunit", "text"),
 }
 REQUIRED = ("workunit", "compute")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")  # no dot, no slash: it becomes file names
+OWN_NAMES = re.compile(  # in a job's directory: the clients', the start program's, Windows' devices
+    r"(?i)in|out|output|(job|done|checkpoint)\.json|(stdout|stderr|progress)\.txt|fraction_done|"
+    r"checkpoint|harness|(harness|app)\.py|start\.\w+|init_data\.xml|(boinc|trickle)_.*|.*\.new|"
+    r".*\.|(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 
 def find(path):
-    """Return the application files at a path: itself, or every *.py of a directory but _*.py."""
+    """Return the application files at a path: itself, or every *.py of a directory but _*.py.
+
+    Beside a folder `versions` a Python file is the server's part of native programs.
+    """
+    if ((path if path.is_dir() else path.parent) / "versions").is_dir():
+        return []
     return sorted(path.glob("[!_]*.py")) if path.is_dir() else [path] * (path.suffix == ".py")
 
 
@@ -44,20 +55,32 @@ def load(path):
     Raises PluginError naming file, hook and what was wanted.
     """
     path = Path(path).resolve()
-    if not NAME.fullmatch(path.stem):
+    return load_hooks(path, path.stem)
+
+
+def load_hooks(path, name, compute=True):
+    """Load and check the hooks of an application; return an Application of that name.
+
+    Without `compute` it has none, since programs compute. Raises PluginError naming file, hook and
+    what was wanted.
+    """
+    if not NAME.fullmatch(name):
         raise PluginError(f"{path}: an application's file name must be letters, digits and _")
-    spec = importlib.util.spec_from_file_location(f"minigrid_app_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"minigrid_app_{name}", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         bounded(execute, path, module)
     except Exception as error:
         raise PluginError(f"{path}: {where_raised(error, path)}") from error
-    hooks = {name: check_hook(path, module, name) for name in HOOKS}
-    kinds = {name: getattr(module, name, "json") for name in ("takes", "returns")}
-    for name, kind in kinds.items():
-        if kind not in ("json", "bytes"):
-            raise PluginError(f"{path}: {name} must be 'json' or 'bytes', found {kind!r}")
-    given = {name: getattr(module, name) for name in minigrid.PARAMETERS if hasattr(module, name)}
+    if not compute and hasattr(module, "compute"):
+        raise PluginError(f"{path}: compute() would never be called, the programs in "
+                          f"{path.parent / 'versions'} are; wanted: no compute()")
+    hooks = {hook: check_hook(path, module, hook) for hook in HOOKS if compute or hook != "compute"}
+    kinds = {kind: getattr(module, kind, "json") for kind in ("takes", "returns")}
+    for kind, value in kinds.items():
+        if value not in ("json", "bytes"):
+            raise PluginError(f"{path}: {kind} must be 'json' or 'bytes', found {value!r}")
+    given = {key: getattr(module, key) for key in minigrid.PARAMETERS if hasattr(module, key)}
     try:
         minigrid.check_parameters(given)
     except ValueError as error:
@@ -68,8 +91,7 @@ def load(path):
         raise PluginError(f"{path}: validation must be one of {', '.join(map(repr, policies))}; "
                           f"found {policy!r}")
     about = getattr(module, "about", "") or (module.__doc__ or "").strip().split("\n")[0]
-    return Application(path.stem, path, str(about), wrap(path, hooks, **kinds), given,
-                       policies[policy])
+    return Application(name, path, str(about), wrap(path, hooks, **kinds), given, policies[policy])
 
 
 def execute(path, module):
@@ -103,22 +125,59 @@ def check_hook(path, module, name):
 
 
 def enter(application, row, now):
-    """Enter a new version of an application if its content is new. Runs in the writer.
-
-    New content always gets a new file name: clients keep files by name [WIRE 17].
-    """
+    """Enter a new version of an application if its content is new. Runs in the writer."""
     content = application.path.read_bytes()
-    sha256 = hashlib.sha256(content).hexdigest()
-    last = (AppVersion.select().where(AppVersion.app == row, AppVersion.platform == "python")
+    # With the number in its name: an older content that comes back gets a new name once more.
+    name = f"{application.name}_{{}}_{hashlib.sha256(content).hexdigest()[:8]}.py"
+    file = dict(name=name, content=content, open_name="app.py", main=True)
+    application.versions = [enter_version(row, application, "python", "", [file], {}, now)]
+
+
+def enter_version(row, application, platform, plan_class, files, options, now):
+    """Enter a version of an application for a platform if it is new; return its AppVersion.
+
+    `row` is the App. `files`: dicts of `name` ({} in it becomes the number of the version),
+    `content`, and what else a file entry has (open_name, main, executable). BOINC clients get the
+    start program as well, unless options["boinc_api"]. New is what differs in any content, name
+    in the job's directory or option from the last version. New content must have a new file name:
+    clients keep files by name [WIRE 17]. Runs in the writer.
+    """
+    files = files + ([] if options.get("boinc_api") else start_program(platform))
+    last = (AppVersion.select().where(AppVersion.app == row, AppVersion.platform == platform,
+                                      AppVersion.plan_class == plan_class)
             .order_by(AppVersion.version_num.desc()).first())
-    if last is None or last.files[0]["sha256"] != sha256:
-        number = last.version_num + 1 if last else 1
-        name = f"{application.name}_{number}_{sha256[:8]}.py"
-        file = dict(name=name, sha256=sha256, nbytes=len(content), main=True)
-        last = AppVersion.create(app=row, create_time=now, platform="python", version_num=number,
-                                 files=[file])
-    store_file("download", last.files[0]["name"], content)
-    application.versions["python"] = last
+    number = last.version_num + 1 if last else 1
+    entries = [file_entry(**{**file, "name": file["name"].format(number)}) for file in files]
+    if last is None or last.options != options or unnamed(last.files) != unnamed(entries):
+        last = AppVersion.create(app=row, create_time=now, platform=platform, version_num=number,
+                                 plan_class=plan_class, files=entries, options=options)
+    for entry, file in zip(last.files, files):
+        path = file_path("download", entry["name"])
+        if not path.exists() or path.read_bytes() != file["content"]:
+            store_file("download", entry["name"], file["content"])
+    return last
+
+
+def unnamed(entries):
+    """Return file entries without their names."""
+    return [{key: value for key, value in entry.items() if key != "name"} for entry in entries]
+
+
+def start_program(platform):
+    """Return the files that BOINC clients of a platform need beside a program, if any plugin does.
+
+    They are named by their content, once for all applications.
+    """
+    system = "windows" if platform.startswith("windows") else "unix"
+    files = []
+    for shipped in minigrid.plugged("start_files")[-1:]:
+        for file in shipped("both" if platform == "python" else system):
+            stem, _, ending = file["name"].partition(".")
+            name = f"{stem}_{hashlib.sha256(file['content']).hexdigest()[:8]}.{ending}"
+            files.append({**file, "name": name, "open_name": file["name"]})
+            if ending != "py":
+                files[-1]["executable"] = True
+    return files
 
 
 # ---- Calling hooks -----------------------------------------------------------
@@ -130,14 +189,7 @@ def wrap(path, hooks, takes, returns):
         return functools.partial(call, path, name, hooks[name])
 
     def workunit(i):
-        given = hook("workunit")(i)
-        if given is not None and (not isinstance(given, dict) or "input" not in given):
-            raise PluginError(f"{path}: workunit({i}) must return a dict with 'input', or None; "
-                              f"found {given!r:.80}")
-        try:
-            return given and {**given, "input": encode(given["input"], takes)}
-        except (ValueError, TypeError, RecursionError) as error:
-            raise PluginError(f"{path}: workunit({i}): input: {error}") from None
+        return check_workunit(path, i, hook("workunit")(i), takes)
 
     def parse(content):
         value = decode(content, returns)
@@ -169,8 +221,39 @@ def wrap(path, hooks, takes, returns):
             raise PluginError(f"{path}: assimilate() must return a JSON value, 'defer' or None; "
                               f"found {value!r:.80}") from None
 
+    def trickle(told, text):
+        reply = hook("trickle")(told, text)
+        if reply is not None and not isinstance(reply, str):
+            raise PluginError(f"{path}: trickle() must return a text for the running job, or None; "
+                              f"found {reply!r:.80}")
+        return reply
+
     return dict(workunit=workunit, parse=parse, compare=compare, assimilate=assimilate,
-                check_set=check_set if hooks["check_set"] else None)
+                check_set=check_set if hooks["check_set"] else None,
+                trickle=trickle if hooks["trickle"] else None)
+
+
+def check_workunit(path, i, given, takes):
+    """Return what workunit(i) gave, its input as bytes. Raises PluginError if it is unfit."""
+    if given is None:
+        return None
+    if not isinstance(given, dict) or "input" not in given:
+        raise PluginError(f"{path}: workunit({i}) must return a dict with 'input', or None; "
+                          f"found {given!r:.80}")
+    what, files = "'files'", given.get("files")
+    try:
+        for name in files if isinstance(files, dict) else ():
+            check_open_name(name)
+        what = "input"
+        return {**given, "input": encode(given["input"], takes)}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise PluginError(f"{path}: workunit({i}): {what}: {error}") from None
+
+
+def check_open_name(name):
+    """Raise ValueError for a name that no further file of a job may have in its directory."""
+    if OWN_NAMES.fullmatch(str(name)):
+        raise ValueError(f"the file name '{name:.80}' is one that clients or systems use")
 
 
 def encode(value, kind):

@@ -37,6 +37,7 @@ import re
 import secrets
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -128,8 +129,12 @@ class Job:
     app: str = ""
     about: str = ""
     app_version: int = 0
-    files: list = field(default_factory=list)  # of dicts: name, url, sha256, nbytes, main
+    platform: str = "python"  # or BOINC's name of the one a native program is for
+    ncpus: float = 1.0  # processors it keeps busy
+    command_line: str = ""  # arguments of a native program
+    files: list = field(default_factory=list)  # of dicts: name, url, sha256, nbytes, main ...
     input: dict = field(default_factory=dict)  # name, url, sha256, nbytes
+    inputs: list = field(default_factory=list)  # further input files, shared by several jobs
     output: dict = field(default_factory=dict)  # name, url, nbytes_max
     report_deadline: float = 0.0  # seconds, the server's clock; see local_deadline()
     rsc_fpops_est: float = 1e9
@@ -147,6 +152,11 @@ class Job:
     fraction_done: float = 0.0
     ended_at: float = 0.0  # when computing ended, client's clock
     upload_begun: bool = False  # the server may hold a part: ask before sending
+    trickles: list = field(default_factory=list)  # of dicts: time, text; not yet acknowledged
+    n_trickles: int = 0  # trickle_up files taken so far: a number is never taken twice
+    trickle_time: int = 0  # of the last message; no two of a job are of one second
+    down: list = field(default_factory=list)  # texts for it that came while it was not running
+    n_down: int = 0  # trickle_down files written so far
 
     @property
     def to_compute(self):
@@ -154,7 +164,7 @@ class Job:
 
     @property
     def downloads(self):
-        return self.files + ([self.input] if self.input else [])
+        return self.files + self.inputs + ([self.input] if self.input else [])
 
 
 @dataclass
@@ -174,6 +184,7 @@ class Project:
     request_delay: float = 0.0  # what the server asked for last
     n_empty: int = 0  # replies without work in a row
     work_time: float = 0.0  # no request for work before this; reports may go
+    trickle_time: float = 0.0  # no request just for the messages of jobs before this
     n_bad_batches: int = 0  # batches of jobs in a row of which none succeeded [S1-15]
     batch_failed: bool = False
     clock_offset: float = 0.0  # server's clock minus ours [C34]
@@ -261,7 +272,12 @@ SETTLE_SECONDS = 0.5  # a request for work waits this long for an upload that is
 REPORT_BYTES_MAX = 256 * 1024  # stderr in one request; what does not fit goes with the next
 STDERR_CHARS = 64 * 1024  # of a failed job are kept, the last ones
 RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)")  # devices on Windows
-SLOT_NAMES = {"job.json", "output", "done.json", "stderr.txt", "progress.txt", "checkpoint.json"}
+SLOT_NAMES = {"in", "out", "output", "stdout.txt", "stderr.txt", "job.json", "done.json",
+              "progress.txt", "fraction_done", "checkpoint", "checkpoint.json"}
+FILES_MAX = 1000  # of one job
+TRICKLE_BYTES = 32768  # of one message of a job; longer ones are cut
+TRICKLES_HELD = 100  # messages of a job that wait here, in each direction; more wait in its slot
+NATIVE_SPEED = 100.0  # floating-point operations of a native program for each one of Python
 
 
 @dataclass
@@ -283,6 +299,7 @@ class Request:
     work_req_seconds: float = 0.0
     cpu_req_instances: int = 0
     estimated_delay: float = 0.0
+    trickles: list = field(default_factory=list)  # of pairs: job, message
 
     @property
     def asks(self):
@@ -299,9 +316,17 @@ def by_deadline(jobs):
     return sorted(jobs, key=lambda job: job.report_deadline)
 
 
+def speed(job, p_fpops):
+    """Operations a second of this job's kind. `p_fpops` is measured in Python, and applications
+    of native programs count what those do."""
+    if job.platform == "python":
+        return max(p_fpops, 1.0)
+    return max(p_fpops, 1.0) * NATIVE_SPEED * job.ncpus
+
+
 def estimate(job, p_fpops):
     """Seconds the project thinks this job takes here."""
-    return job.rsc_fpops_est / max(p_fpops, 1.0)
+    return job.rsc_fpops_est / speed(job, p_fpops)
 
 
 def remaining(job, project, p_fpops):
@@ -346,9 +371,11 @@ def next_request(project, limits, now):
     hungry = may_ask and not settling and (idle or seconds < low * limits.n_cpus)
     due = any(idle and not settling or limits.leaving or now - job.ended_at >= limits.report_wait
               or local_deadline(job, project) < now + DELAY_MIN for job in waiting)
-    if not hungry and not due:
+    trickling = any(job.trickles for job in project.jobs) and project.trickle_time <= now
+    if not hungry and not due and not trickling:
         return None
-    request = Request(first_reports(waiting), estimated_delay=seconds / limits.n_cpus)
+    request = Request(first_reports(waiting), estimated_delay=seconds / limits.n_cpus,
+                      trickles=first_trickles(project.jobs))
     missing = high * limits.n_cpus - seconds
     if may_ask and (idle or missing > 0):
         # The server counts in its own estimates. `room` keeps bad ones from filling the disk.
@@ -373,7 +400,19 @@ def first_reports(waiting):
     return chosen
 
 
-def body_of(request, state, host):
+def first_trickles(jobs):
+    """The messages of jobs that fit into one request, as pairs of job and message."""
+    chosen, nbytes = [], 0
+    for job in jobs:
+        for message in job.trickles:
+            nbytes += len(message["text"].encode(errors="replace")) + 200
+            if nbytes > REPORT_BYTES_MAX or len(chosen) >= TRICKLES_HELD:
+                return chosen
+            chosen.append((job, message))
+    return chosen
+
+
+def body_of(request, state, host, platforms=("python",)):
     """The request as the JSON the server wants. Counts it: rpc_seqno goes up with every request
     under a host id, also if the reply gets lost; without a host id it is 0 [C35]."""
     project = state.project
@@ -388,13 +427,14 @@ def body_of(request, state, host):
         "host_cpid": state.host_cpid,
         "allow_multiple_clients": True,
         "host": dict(host, domain_name=project.nickname, p_fpops=state.p_fpops),
-        "platforms": ["python"],
+        "platforms": list(platforms),
         "client_version": VERSION,
         "work_req_seconds": round(request.work_req_seconds, 3),
         "cpu_req_instances": request.cpu_req_instances,
         "estimated_delay": round(request.estimated_delay, 3),
         "reports": [{key: getattr(job, key) for key in keys} for job in request.reports],
         "other_results": [job.name for job in project.jobs if job.name not in reported],
+        "trickles": [dict(message, result=job.name) for job, message in request.trickles],
     }
 
 
@@ -422,6 +462,10 @@ def take_reply(state, reply, request, n_new, sent, now, rng):
     project.name = plain(reply.get("project_name"), 80)
     project.userid = int(number(reply.get("userid"), 0, 2 ** 63, project.userid))
     project.credit = number(reply.get("user_total_credit"), 0, 1e18, project.credit)
+    if reply.get("trickles_taken") is True:
+        drop_trickles(request)
+    elif request.trickles:  # It cannot take them, now or ever: no request just for them.
+        project.trickle_time = now + DELAY_MIN
     if n_new:
         project.n_empty, project.work_time = 0, 0.0
         project.n_bad_batches += project.batch_failed
@@ -429,6 +473,12 @@ def take_reply(state, reply, request, n_new, sent, now, rng):
     elif request.asks:
         project.n_empty += 1
         project.work_time = now + idle_delay(project.n_empty, project.request_delay, rng)
+
+
+def drop_trickles(request):
+    """Forget the messages that went with a request."""
+    for job, message in request.trickles:
+        job.trickles = [other for other in job.trickles if other is not message]
 
 
 def take_outcome(project, success, now, rng):
@@ -446,7 +496,7 @@ def take_outcome(project, success, now, rng):
 def mind_clock(project, last, now):
     """Void all waiting if the clock was set back [C34]: nobody should sleep for a year."""
     if now < last - CLOCK_JUMP:
-        project.min_rpc_time = project.work_time = 0.0
+        project.min_rpc_time = project.work_time = project.trickle_time = 0.0
 
 
 def move(project, url):
@@ -484,6 +534,21 @@ def safe_name(name):
     return name
 
 
+def safe_open_name(name):
+    """Return a name that is safe in a job's directory; ValueError for those the client uses."""
+    low = safe_name(name).lower()
+    if low in SLOT_NAMES or low.startswith("trickle_") or low.endswith(".new"):
+        raise ValueError("the name %s is one that the client itself uses" % name)
+    return name
+
+
+def split_arguments(text):
+    """Split a command line as BOINC's client does, or replicas would compute different things: at
+    blanks, but not between quotes that begin a word; nothing else has a meaning [WIRE 11.2]."""
+    words = re.finditer(r"""'([^']*)(?:'|$)|"([^"]*)(?:"|$)|(\S+)""", text, re.ASCII)
+    return [next(part for part in word.groups() if part is not None) for word in words]
+
+
 def web_address(base, url):
     """Return a full http(s) address; ValueError for others: urllib would open file:// as well."""
     url = urllib.parse.urljoin(base + "/", url if isinstance(url, str) else "")
@@ -500,24 +565,41 @@ def parse_file(data, base):
     if nbytes != int(nbytes) or nbytes < 0:
         raise ValueError("a file without a proper size")
     return {"name": safe_name(data["name"]), "url": web_address(base, data["url"]),
-            "sha256": data["sha256"], "nbytes": int(nbytes), "main": data.get("main") is True}
+            "sha256": data["sha256"], "nbytes": int(nbytes), "main": data.get("main") is True,
+            "open_name": safe_open_name(data.get("open_name") or data["name"]),
+            "executable": data.get("executable") is True}
 
 
-def parse_assignment(data, base):
+def parse_files(data, base):
+    """Check the files of an assignment: those of the application, the input, further inputs."""
+    files = [parse_file(f, base) for f in data["files"]]
+    inputs = [parse_file(f, base) for f in data.get("inputs") or []]
+    if [f["main"] for f in files].count(True) != 1:
+        raise ValueError("not exactly one main file")
+    input = dict(parse_file(data["input"], base), open_name="in")
+    more = files + inputs
+    for names in ([f["name"].lower() for f in more + [input]],
+                  [f["open_name"].lower() for f in more]):
+        if len(set(names)) < len(names) or len(names) > FILES_MAX or SLOT_NAMES & set(names):
+            raise ValueError("two files of one name, or a name that the client itself uses")
+    return files, input, inputs
+
+
+def parse_assignment(data, base, platforms=("python",)):
     """Build a Job from what the server sent; ValueError in plain words if it is unfit."""
     try:
-        files = [parse_file(f, base) for f in data["files"]]
-        if [f["main"] for f in files].count(True) != 1:
-            raise ValueError("not exactly one main file")
-        input = parse_file(data["input"], base)
-        names = [f["name"].lower() for f in files + [input]]
-        if len(set(names)) < len(names) or SLOT_NAMES & set(names):
-            raise ValueError("two files of one name, or a name that the client itself uses")
+        files, input, inputs = parse_files(data, base)
+        if data.get("platform", "python") not in platforms:
+            raise ValueError("a program for %s, which does not run here"
+                             % plain(data["platform"], 80))
         return Job(
             name=safe_name(data["name"]), workunit=safe_name(data["workunit"]),
             app=plain(data["app"], 80), about=plain(data.get("about"), 300),
             app_version=int(number(data.get("app_version"), 0, 2 ** 63, 0)),
-            files=files, input=input,
+            platform=data.get("platform", "python"),
+            ncpus=number(data.get("ncpus"), 0.01, 4096, 1.0),
+            command_line=argument_text(data.get("command_line", "")),
+            files=files, input=input, inputs=inputs,
             output={"name": safe_name(data["output"]["name"]),
                     "url": web_address(base, data["output"]["url"]),
                     "nbytes_max": number(data["output"].get("nbytes_max"), 0, 1e15, 1e8)},
@@ -528,6 +610,14 @@ def parse_assignment(data, base):
             rsc_disk_bound=number(data.get("rsc_disk_bound"), 1, 1e15, 1e8))
     except (KeyError, TypeError, AttributeError) as e:
         raise ValueError("an incomplete assignment (%r)" % e)
+
+
+def argument_text(text):
+    """Return a command line; ValueError for one that no program can be given."""
+    if not isinstance(text, str) or len(text) > 4096 or "\0" in text:
+        raise ValueError("a command line that is no text, or too long")
+    text.encode()  # Half a surrogate pair is a ValueError, too.
+    return text
 
 
 def refused(data, text, now):
@@ -730,12 +820,15 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
 
-CHILD_FAILED, DISK, MEMORY = 195, 196, 198
+CHILD_FAILED, DISK, TIME, MEMORY = 195, 196, 197, 198
+TRICKLE_BYTES = 32768
+PATH = "/usr/local/bin:/usr/bin:/bin"  # of native programs, where the client's has none for them
 
 
 def write(name, data):
@@ -764,6 +857,29 @@ def peak_memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def program_memory():
+    """Bytes in use now by the native program and what it has started; 0 if there is none."""
+    if not run_native.pid:
+        return 0
+    if sys.platform == "linux":
+        return tree_memory(run_native.pid, 0)
+    done = subprocess.run(["/bin/ps", "-A", "-o", "pgid=", "-o", "rss="], stdout=subprocess.PIPE)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return 1024 * sum(int(row[1]) for row in rows if int(row[0]) == os.getpgrp())
+
+
+def tree_memory(pid, depth):
+    """Resident bytes of a process and all below it; what ends meanwhile does not count."""
+    try:
+        with open("/proc/%d/statm" % pid) as f:
+            total = int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        with open("/proc/%d/task/%d/children" % (pid, pid)) as f:
+            children = f.read().split()
+    except (OSError, ValueError, IndexError):
+        return 0
+    return total + sum(tree_memory(int(child), depth + 1) for child in children if depth < 20)
+
+
 def die(status):
     """End at once, with all processes the job has started."""
     if hasattr(os, "killpg") and os.getpgrp() == os.getpid() and status is None:
@@ -783,18 +899,23 @@ def watch(pipe, memory):
 
 
 def watch_memory(memory):
-    while peak_memory() <= memory:
-        time.sleep(0.2)
+    try:
+        while max(peak_memory(), run_native.memory) <= memory:
+            time.sleep(0.2 if sys.platform == "linux" else 1.0)  # ps is not free.
+            run_native.memory = max(run_native.memory, program_memory())
+        leave_note()
+    except OSError:
+        return  # No /bin/ps, or no room for another process: the system's own bounds remain.
     die(MEMORY)
 
 
 def limit(job):
     """Bounds that the system itself keeps; the client watches the same ones from outside."""
+    memory = int(job["memory"] * 2 + (1 << 30))  # Address space is far more than memory in use.
     try:
         import resource
     except ImportError:
-        return  # Windows: priority was set by the client, bounds are watched by it.
-    memory = int(job["memory"] * 2 + (1 << 30))  # Address space is far more than memory in use.
+        return limit_windows(memory)
     wanted = [("CORE", 0), ("NOFILE", 256), ("FSIZE", job["disk"]), ("CPU", job["cpu_seconds"])]
     for name, value in wanted + ([("AS", memory)] if sys.platform == "linux" else []):
         try:
@@ -808,6 +929,28 @@ def limit(job):
         os.nice(10)
     except OSError:
         pass
+
+
+def limit_windows(memory):
+    """Put this process into a job object: what it starts dies with it, and is bounded."""
+    import ctypes
+
+    class Limits(ctypes.Structure):  # JOBOBJECT_EXTENDED_LIMIT_INFORMATION
+        _fields_ = [("times", ctypes.c_int64 * 2), ("flags", ctypes.c_uint32),
+                    ("working_set", ctypes.c_size_t * 2), ("n_processes", ctypes.c_uint32),
+                    ("affinity", ctypes.c_size_t), ("classes", ctypes.c_uint32 * 2),
+                    ("io", ctypes.c_uint64 * 6), ("memory", ctypes.c_size_t * 4)]
+
+    try:
+        kernel = ctypes.windll.kernel32
+        kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = ctypes.c_void_p
+        limits = Limits(flags=0x2000 | 0x200)  # KILL_ON_JOB_CLOSE, JOB_MEMORY
+        limits.memory[1] = min(memory, sys.maxsize)
+        handle = ctypes.c_void_p(kernel.CreateJobObjectW(None, None))  # Open until the end.
+        kernel.SetInformationJobObject(handle, 9, ctypes.byref(limits), ctypes.sizeof(limits))
+        kernel.AssignProcessToJobObject(handle, ctypes.c_void_p(kernel.GetCurrentProcess()))
+    except (AttributeError, OSError, ctypes.ArgumentError):
+        pass  # Better without this bound than not at all.
 
 
 def progress(fraction):
@@ -824,11 +967,36 @@ def checkpoint(state):
     write("checkpoint.json", json.dumps({"state": state, "cpu_time": spent()}).encode())
 
 
+def trickle(text=None):
+    """Send a text to the server while the job runs; return the texts that have come for it."""
+    if text is not None:
+        data = str(text).encode()
+        if len(data) > TRICKLE_BYTES or b"\0" in data:
+            raise ValueError("trickle() takes a text of at most %d bytes" % TRICKLE_BYTES)
+        write("trickle_up.%d" % trickle.next, data)
+        trickle.next += 1
+    texts = []
+    for n in numbers_of("trickle_down."):
+        with open("trickle_down.%d" % n, encoding="utf-8", errors="replace") as f:
+            texts.append(f.read())
+        os.remove("trickle_down.%d" % n)
+    return texts
+
+
+def numbers_of(start):
+    """The numbers of the files with this beginning, in order."""
+    ends = [name[len(start):] for name in os.listdir() if name.startswith(start)]
+    return sorted(int(end) for end in ends if end.isdigit())
+
+
 def spent():
     return checkpoint.before + cpu_time()
 
 
-def resume():
+def resume(job):
+    # A number that was taken once would not be taken again.
+    trickle.next = max([job.get("n_trickles", 0) - 1] + numbers_of("trickle_up.")) + 1
+    run_native.pid, run_native.memory = 0, 0
     progress.last, checkpoint.state, checkpoint.before = -1.0, None, 0.0
     try:
         with open("checkpoint.json", "rb") as f:
@@ -851,7 +1019,30 @@ def encode(value, returns):
     return text.encode()
 
 
+def run_native(job):
+    """Run a program that knows nothing of us: it reads standard input, which is the file `in`, and
+    writes standard output or the file `out`. Return its exit status."""
+    if os.name != "nt":
+        os.environ.setdefault("PATH", PATH)
+    with open(job["input"], "rb") as data, open("stdout.txt", "wb") as printed:
+        program = subprocess.Popen([os.path.abspath(job["main"])] + job["arguments"], stdin=data,
+                                   stdout=printed)
+    run_native.pid = program.pid
+    code = program.wait()
+    run_native.pid = 0
+    if code == 0:
+        written = os.path.isfile("out") and not os.path.islink("out")
+        os.replace("out" if written else "stdout.txt", "output")
+    elif code < 0:
+        sys.stderr.write("the program was ended by signal %d\n" % -code)
+        ends = {getattr(signal, "SIGXFSZ", 0): DISK, getattr(signal, "SIGXCPU", 0): TIME}
+        return ends.get(-code, 128 - code)
+    return code if code < 256 else CHILD_FAILED  # Windows has larger ones.
+
+
 def run(job):
+    if "arguments" in job:
+        return run_native(job)
     spec = importlib.util.spec_from_file_location("app", os.path.abspath(job["main"]))
     app = sys.modules["app"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(app)
@@ -859,11 +1050,18 @@ def run(job):
         data = f.read()
     if getattr(app, "takes", "json") != "bytes":
         data = json.loads(data)
-    offered = {"progress": progress, "checkpoint": checkpoint}
+    offered = {"progress": progress, "checkpoint": checkpoint, "trickle": trickle}
     wanted = inspect.signature(app.compute).parameters
     random.seed(job["workunit"])  # Replicas must agree.
     output = app.compute(data, **{k: offered[k] for k in offered if k in wanted})
     write("output", encode(output, getattr(app, "returns", "json")))
+    return 0
+
+
+def leave_note():
+    """Tell the client what the job has used."""
+    used = {"cpu_time": spent(), "peak_memory": max(peak_memory(), run_native.memory)}
+    write("done.json", json.dumps(used).encode())
 
 
 def status_of(error):
@@ -878,14 +1076,13 @@ def main():
     sys.path[:] = [p for p in sys.path if p != os.path.dirname(os.path.abspath(__file__))]
     with open("job.json") as f:
         job = json.load(f)
+    resume(job)
     pipe = os.dup(0)  # Not inherited by what the job may start.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     threading.Thread(target=watch, args=(pipe, job["memory"]), daemon=True).start()
-    status = 0
-    resume()
     limit(job)
     try:
-        run(job)
+        status = run(job)
     except BaseException as e:  # SystemExit too: a job ends by returning.
         status = status_of(e)
         try:
@@ -895,7 +1092,7 @@ def main():
             pass  # stderr.txt may be what is too big.
     try:
         sys.stdout.flush()
-        write("done.json", json.dumps({"cpu_time": spent(), "peak_memory": peak_memory()}).encode())
+        leave_note()
     except OSError as e:
         status = status or status_of(e)
     die(status)
@@ -910,36 +1107,70 @@ KEPT_ENVIRONMENT = ("SYSTEMROOT", "WINDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PAT
 TIME_BOUND_MIN = 60.0
 TICK_MAX = 10.0  # A longer gap between two looks was sleep or a clock that was set: not computing.
 LOOK_SECONDS = 0.5
+TRICKLE = re.compile(r"trickle_(?:up|down)\.(\d{1,15})")
 
 
 def time_bound(job, p_fpops):
     """Seconds a job may take on this computer."""
-    return max(TIME_BOUND_MIN, job.rsc_fpops_bound / max(p_fpops, 1.0))
+    return max(TIME_BOUND_MIN, job.rsc_fpops_bound / speed(job, p_fpops))
 
 
 def prepare_slot(slot, job, files, seconds):
     """Fill a slot directory with checked copies; BadFile names the file that is not what it should
     be. Return True if the job goes on from a checkpoint; all else that was there is removed."""
     slot.mkdir(parents=True, exist_ok=True)
-    for old in list(slot.iterdir()):
-        if old.is_dir() and not old.is_symlink():
-            shutil.rmtree(old)
-        elif old.name != "checkpoint.json":
-            old.unlink()
+    native = job.platform != "python"
+    resumed = empty_slot(slot, native, {open_name(f) for f in job.downloads})
     for f in job.downloads:
-        kept = files / f["name"]
+        kept, place = files / f["name"], slot / open_name(f)
         if not kept.exists():
             raise BadFile(f["name"])
-        shutil.copyfile(kept, slot / f["name"])
-        if sha256_of(slot / f["name"]) != f["sha256"]:
+        shutil.copyfile(kept, place)
+        if sha256_of(place) != f["sha256"]:
             kept.unlink()
             raise BadFile(f["name"])
-    main = next(f["name"] for f in job.files if f["main"])
-    order = {"workunit": job.workunit, "main": main, "input": job.input["name"],
-             "memory": job.rsc_memory_bound, "disk": job.rsc_disk_bound,
-             "cpu_seconds": seconds * (os.cpu_count() or 1) + 60}
+        if native and (f.get("main") or f.get("executable")):
+            place.chmod(0o700)
+    order = {"workunit": job.workunit, "main": open_name(next(f for f in job.files if f["main"])),
+             "input": open_name(job.input), "memory": job.rsc_memory_bound,
+             "disk": job.rsc_disk_bound, "cpu_seconds": seconds * (os.cpu_count() or 1) + 60,
+             "n_trickles": job.n_trickles}
+    if native:
+        order["arguments"] = split_arguments(job.command_line)
     (slot / "job.json").write_text(json.dumps(order), encoding="utf-8")
-    return (slot / "checkpoint.json").exists()
+    return resumed
+
+
+def empty_slot(slot, native, names):
+    """Remove what an earlier start has left, but its checkpoint and messages; True if there is a
+    checkpoint. With a file `checkpoint` a native program finds all the files it has made."""
+    checkpoint = slot / ("checkpoint" if native else "checkpoint.json")
+    resumed = checkpoint.is_file()
+    ours = names | {"job.json", "done.json", "stdout.txt", "stderr.txt", "output"}
+    for old in list(slot.iterdir()):
+        if old.is_symlink() or not old.is_dir():
+            if old.name in ours or not (old == checkpoint or TRICKLE.fullmatch(old.name)
+                                        or native and resumed):
+                old.unlink()
+        elif old.name in ours or not (native and resumed):
+            shutil.rmtree(old)
+    return resumed
+
+
+def open_name(f):
+    """The name of a file in a job's directory; a state of an older version has none."""
+    return f.get("open_name") or f["name"]
+
+
+def deliver(slot, job):
+    """Write the texts that have come for a job into its slot, each as a whole file."""
+    while job.down:
+        path = slot / ("trickle_down.%d" % job.n_down)
+        temporary = path.with_name(path.name + ".new")
+        temporary.write_bytes(job.down[0].encode(errors="replace"))
+        os.replace(temporary, path)
+        del job.down[0]
+        job.n_down += 1
 
 
 def tree_bytes(directory):
@@ -960,6 +1191,7 @@ class Task:
         self.measured = -math.inf
         self.verdict = None  # (exit_status, text) if we ended it
         self.gone, self.lock = False, threading.Lock()
+        self.taken = []  # messages that can be deleted once the state is kept
         self.baggage = tree_bytes(slot)  # Our own copies are not the job's consumption.
         folder = str(slot.resolve())
         environment = {k: os.environ[k] for k in KEPT_ENVIRONMENT if k in os.environ}
@@ -1009,13 +1241,14 @@ class Task:
         self.looked = now
 
     def look(self, now):
-        """Count the time and kill the process if it is beyond a bound."""
+        """Count the time and kill the process if it is beyond a bound. Return True if there were
+        messages for the server."""
         self.tick(now)
         job = self.job
         if job.elapsed_time > self.seconds:
             self.kill(EXIT_TIME, "stopped: over its time limit of %.0f s" % self.seconds)
         if abs(now - self.measured) < LOOK_SECONDS:
-            return
+            return False
         self.measured = now
         job.peak_memory = max(job.peak_memory, self._memory())
         if job.peak_memory > job.rsc_memory_bound:
@@ -1025,8 +1258,32 @@ class Task:
             self.kill(EXIT_DISK, "stopped: over its disk limit of %.0f MB"
                       % (job.rsc_disk_bound / 1e6))
         with contextlib.suppress(OSError, ValueError):  # It may be half written just now.
-            fraction = float((self.slot / "progress.txt").read_text())
+            name = "progress.txt" if job.platform == "python" else "fraction_done"
+            with open(self.slot / name, "rb") as f:
+                fraction = float(f.read(64))
             job.fraction_done = number(fraction, 0.0, 1.0, job.fraction_done)
+        return self.take_trickles(now)
+
+    def take_trickles(self, now):
+        """Take the messages that the job has left; True if there were any. Their files go at the
+        next look: by then the state is kept."""
+        for path in self.taken:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        self.taken, job, old = [], self.job, self.job.n_trickles
+        with contextlib.suppress(OSError):
+            found = [TRICKLE.fullmatch(name) for name in os.listdir(self.slot)]
+            ups = sorted(int(m[1]) for m in found if m and m[0].startswith("trickle_up."))
+            for n in ups:
+                if n < job.n_trickles or len(job.trickles) >= TRICKLES_HELD:
+                    continue
+                job.n_trickles = n + 1
+                with open(self.slot / ("trickle_up.%d" % n), "rb") as f:
+                    text = storable(f.read(TRICKLE_BYTES).decode("utf-8", "replace"))
+                job.trickle_time = max(int(now), job.trickle_time + 1)
+                job.trickles.append({"time": job.trickle_time, "text": text})
+            self.taken = [self.slot / ("trickle_up.%d" % n) for n in ups if n < job.n_trickles]
+        return job.n_trickles > old
 
     def _memory(self):
         """Peak of resident memory so far, bytes; 0 where only the harness can tell."""
@@ -1051,11 +1308,14 @@ class Task:
                 return 0, ""
             return EXIT_CHILD_FAILED, "it left no output"
         if code == -getattr(signal, "SIGXCPU", 0):
-            return EXIT_TIME, "stopped: over its limit of processor time"
+            code = EXIT_TIME
         known = {EXIT_CHILD_FAILED: "", EXIT_DISK: "stopped: over its disk limit",
+                 EXIT_TIME: "stopped: over its limit of processor time",
                  EXIT_MEMORY: "stopped: over its memory limit"}
         if code in known:
             return code, known[code]
+        if self.job.platform != "python" and 0 < code < 256:
+            return code, "its program ended with exit status %d" % code
         how = "signal %d" % -code if code < 0 else "exit code %d" % code
         return EXIT_CHILD_FAILED, "its process ended with " + how
 
@@ -1107,6 +1367,8 @@ class Options:
     once: bool = False
     max_jobs: int = 0  # 0: no end
     report_at_once: bool = False
+    invitation: str = ""
+    platforms: tuple = ("python",)  # programs that may run here
 
 
 @dataclass
@@ -1152,7 +1414,8 @@ class Client:
         self.now = now
         self._hear()
         for task in list(self.tasks.values()):
-            task.look(now)
+            if task.look(now):
+                self.dirty = self.urgent = True
         if not self.wanted_left():
             self._give_back()
         if not self.leaving:
@@ -1277,7 +1540,7 @@ class Client:
         request = next_request(project, limits, now)
         if request is None:
             return
-        body = body_of(request, self.state, self.host())
+        body = body_of(request, self.state, self.host(), self.options.platforms)
         self.dirty = self.urgent = True
         self._save()  # Before sending: a number must never be used twice.
         self._begin("rpc", lambda: self.transport.post_json(project.url + "/scheduler", body),
@@ -1288,6 +1551,8 @@ class Client:
         body = {"nickname": project.nickname}
         if options.email_addr:
             body.update(email_addr=options.email_addr, password=options.password)
+        if options.invitation:
+            body["invitation"] = options.invitation
         self._begin("rpc", lambda: self.transport.post_json(project.url + "/register", body),
                     self._registered)
 
@@ -1323,6 +1588,7 @@ class Client:
         if error and getattr(error, "lasting", False):
             for job in request.reports:  # Should something in it be the reason, it must not
                 job.stderr_out = ""  # keep all that is finished from being reported for ever.
+            drop_trickles(request)
         if getattr(error, "status", 0) == 401 or (
                 not error and project.hostid and reply["hostid"] == 0):
             return self._unknown_here(error or "the server does not know this client")
@@ -1338,6 +1604,7 @@ class Client:
         self._forget(names_in(reply.get("acks")))
         self._abort(names_in(reply.get("aborts")), names_in(reply.get("aborts_if_not_started")))
         self._tell_news(reply, request, jobs)
+        self._take_down(reply.get("trickles"))
         if jobs:
             project.jobs += jobs
             project.typical = estimate(jobs[-1], self.state.p_fpops)
@@ -1364,7 +1631,7 @@ class Client:
         assignments = reply.get("assignments")
         for data in assignments if isinstance(assignments, list) else []:
             try:
-                job = parse_assignment(data, self.project.url)
+                job = parse_assignment(data, self.project.url, self.options.platforms)
             except ValueError as e:
                 self.voice.warn("refused a job: %s" % e)
                 job = refused(data, "refused: %s" % e, self.now)
@@ -1372,6 +1639,19 @@ class Client:
                 held.add(job.name)
                 jobs.append(job)
         return jobs
+
+    def _take_down(self, trickles):
+        """Give messages to the jobs they are for, at once if they run, else at their start."""
+        jobs = {job.name: job for job in self.project.jobs}
+        for message in trickles if isinstance(trickles, list) else []:
+            name = message.get("result") if isinstance(message, dict) else None
+            job = jobs.get(name) if isinstance(name, str) else None
+            text = message.get("text") if job else None
+            if isinstance(text, str) and job.to_compute and len(job.down) < TRICKLES_HELD:
+                job.down.append(text[:2 * TRICKLE_BYTES])
+        for task in self.tasks.values():
+            with contextlib.suppress(OSError):  # Later, then: at its next start.
+                deliver(task.slot, task.job)
 
     def _tell_news(self, reply, request, jobs):
         project, tell = self.project, self.voice.tell
@@ -1534,9 +1814,12 @@ class Client:
 
     def _start_tasks(self):
         for job in by_deadline(self.project.jobs):
-            if len(self.tasks) >= min(self.options.n_cpus, self.wanted_left()):
+            if len(self.tasks) >= self.wanted_left():
                 return
             if job.client_state == C.READY and not job.over and job.name not in self.tasks:
+                used = sum(task.job.ncpus for task in self.tasks.values())
+                if used and used + job.ncpus > self.options.n_cpus + 1e-6:
+                    return  # It waits for its turn; later ones do not overtake it.
                 self._start_task(job)
 
     def _start_task(self, job):
@@ -1549,6 +1832,7 @@ class Client:
         try:
             if not prepare_slot(slot, job, self.directory / "files", seconds):
                 job.elapsed_time = job.fraction_done = 0.0
+            deliver(slot, job)
             task = Task(job, slot, self.directory / "harness.py", seconds, self.now)
         except BadFile as e:
             # Damaged or deleted since it was checked: fetch it again.
@@ -1567,6 +1851,7 @@ class Client:
         job = task.job
         del self.tasks[job.name]
         task.tick(self.now)
+        task.take_trickles(self.now)
         self.dirty = True
         if job.over or job not in self.project.jobs:
             self._drop_files(job)  # Aborted; only now can the slot go.
@@ -1624,7 +1909,8 @@ def describe_host(directory, n_cpus):
     """What the server gets to know about this computer. No names of persons or machines."""
     disk = shutil.disk_usage(directory)
     return {"p_ncpus": n_cpus, "p_vendor": "", "p_model": processor_model(),
-            "m_nbytes": memory_bytes(), "d_free": disk.free, "d_total": disk.total,
+            "p_features": processor_features(), "m_nbytes": memory_bytes(),
+            "d_free": disk.free, "d_total": disk.total,
             "os_name": platform.system(), "os_version": platform.release(),
             "on_frac": 1.0, "active_frac": 1.0}
 
@@ -1635,6 +1921,41 @@ def processor_model():
         text = Path("/proc/cpuinfo").read_text(errors="replace")
         return plain(re.search(r"(?m)^model name\s*:\s*(.*)$", text).group(1), 100)
     return plain(platform.processor() or platform.machine(), 100)
+
+
+def processor_features():
+    """Return the words by which Linux says what its processor can do, such as avx2."""
+    with contextlib.suppress(OSError, AttributeError):
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+        return plain(re.search(r"(?mi)^(?:flags|features)\s*:\s*(.*)$", text).group(1), 4000)
+    return ""
+
+
+def native_platforms(system=None, machine=None, bits=8 * struct.calcsize("P")):
+    """BOINC's names of the platforms whose programs run here, the best first."""
+    system = system or sys.platform
+    machine = (machine or platform.machine()).lower()
+    if system.startswith("linux") and "ANDROID_ROOT" not in os.environ:
+        names = {"x86_64": "x86_64-pc-linux-gnu", "amd64": "x86_64-pc-linux-gnu",
+                 "aarch64": "aarch64-unknown-linux-gnu", "arm64": "aarch64-unknown-linux-gnu",
+                 "armv7l": "arm-unknown-linux-gnueabihf", "riscv64": "riscv64-unknown-linux-gnu",
+                 "ppc64le": "powerpc64le-unknown-linux-gnu"}
+        if bits == 32:  # A 64-bit kernel under a 32-bit system has no libraries for 64 bits.
+            names.update(x86_64="i686-pc-linux-gnu", aarch64="arm-unknown-linux-gnueabihf")
+        if re.fullmatch("i[3-6]86", machine):
+            return ("i686-pc-linux-gnu",)
+        return (names[machine],) if machine in names else ()
+    if system == "darwin":
+        rosetta = os.path.exists("/Library/Apple/usr/libexec/oah/libRosettaRuntime")
+        apple = ("arm64-apple-darwin",) if machine == "arm64" else ()
+        return apple + (("x86_64-apple-darwin",) if rosetta or not apple else ())
+    if system == "win32":
+        arm = ("windows_arm64",) if machine == "arm64" else ()
+        return arm + (("windows_x86_64",) if machine in ("amd64", "arm64") else ()) + (
+            "windows_intelx86",)
+    if system.startswith("freebsd") and machine in ("amd64", "x86_64"):
+        return ("x86_64-pc-freebsd",)
+    return ()
 
 
 def memory_bytes():
@@ -1709,6 +2030,10 @@ directory of its own.""")
     p.add_argument("--name", default="", help="nickname shown by the server (default: made up)")
     p.add_argument("--email", default="", help="join as an account instead; needs --password")
     p.add_argument("--password", default="", help="of that account; is not kept")
+    p.add_argument("--invitation", default="", metavar="CODE",
+                   help="code that the project has given you, if it wants one")
+    p.add_argument("--no-native", action="store_true",
+                   help="run no programs for this kind of computer, only Python")
     p.add_argument("--dir", default="", help="where to keep files (default: ~/.minigrid/HOST_PORT)")
     p.add_argument("--moved", action="store_true",
                    help="the project of --dir has moved to URL: go on with it there")
@@ -1760,7 +2085,8 @@ def main(argv=None):
     directory, held = choose_directory(args.url, args.dir)
     voice = Voice(args.quiet)
     options = Options(args.name, args.email, args.password, args.cpus, args.once, args.max_jobs,
-                      args.report_at_once)
+                      args.report_at_once, args.invitation,
+                      ("python",) + (() if args.no_native else native_platforms()))
     host = functools.partial(describe_host, directory, args.cpus)
     client = Client(directory, args.url, options, Transport(), random.SystemRandom(), voice, host)
     project = client.project

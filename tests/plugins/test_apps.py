@@ -1,4 +1,4 @@
-"""The four shipped applications: right by what is known elsewhere, and safe to repeat."""
+"""The five shipped applications: right by what is known elsewhere, and safe to repeat."""
 
 import ast
 import csv
@@ -9,7 +9,9 @@ import json
 import math
 import os
 import random
+import shutil
 import struct
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -713,3 +715,130 @@ def test_a_copy_of_the_application_has_its_own_files(name, estimates, blocks, ti
                      "mandelbrot": (tiles[0][0], (0,) * 96)}[name]
     module.assimilate(unit("mine", 0, tmp_path, input), answer)
     assert {file.split(".")[0] for file in files(tmp_path)} == {"mine"}
+
+
+# ---- collatz, the native one
+
+COLLATZ = APPS / "collatz"
+SCRIPT = COLLATZ / "versions" / "x86_64-pc-linux-gnu__sh" / "collatz.sh"
+AWKS = [name for name in ("mawk", "gawk", "original-awk", "busybox") if shutil.which(name)]
+
+
+@pytest.fixture(scope="module")
+def collatz():
+    spec = importlib.util.spec_from_file_location("app_collatz", COLLATZ / "app.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def collatz_by_hand(start, stop):
+    """The same in Python, the slow and sure way."""
+    chains = []
+    for first in range(start, stop):
+        n, chain = first, [first]
+        while n != 1:
+            n = 3 * n + 1 if n % 2 else n // 2
+            chain.append(n)
+        chains.append(chain)
+    longest, highest = max(chains, key=len), max(chains, key=max)
+    return (longest[0], len(longest) - 1, highest[0], max(highest))
+
+
+def run_collatz(program, text, folder):
+    """Run a collatz program as volunteers do: (exit status, output, what it complains of)."""
+    done = subprocess.run(program, input=text.encode(), cwd=folder, capture_output=True, timeout=60)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.fixture(scope="module", params=["sh", *AWKS, "cc"])
+def program(request, tmp_path_factory):
+    """The script with each awk that is here, and the C program where there is a compiler."""
+    folder = tmp_path_factory.mktemp("program")
+    if request.param == "sh":
+        return ["sh", str(SCRIPT)]
+    if request.param == "cc":
+        compiler = shutil.which("cc") or pytest.skip("no C compiler")
+        source = COLLATZ / "source" / "collatz.c"
+        subprocess.run([compiler, "-O2", "-Wall", "-Werror", "-o", folder / "collatz", source],
+                       check=True)
+        return [str(folder / "collatz")]
+    awk = request.param + (" awk" if request.param == "busybox" else "")
+    (folder / "collatz.sh").write_text(SCRIPT.read_text().replace("exec awk", f"exec {awk}"))
+    return ["sh", str(folder / "collatz.sh")]
+
+
+KNOWN = {  # starts -> output; the records are OEIS A006877 and A006884
+    "1 1000": "871 178 703 250504\n", "1 2": "1 0 1 1\n", "7 8": "7 16 7 52\n",
+    "837799 837800": "837799 524 837799 2974984576\n",
+    "9663 9664": "9663 184 9663 27114424\n",
+    "8400511 8400512": "8400511 685 8400511 159424614880\n",
+    "6631675 6631676": "6631675 576 6631675 60342610919632\n",
+}
+
+
+@pytest.mark.parametrize("text", KNOWN)
+def test_collatz_programs_know_what_is_known(program, tmp_path, text):
+    assert run_collatz(program, text, tmp_path) == (0, KNOWN[text], "")
+
+
+def test_collatz_programs_agree_with_python(program, tmp_path):
+    """Any programs that volunteers run must give the same bytes."""
+    for start, stop in [(1, 300), (26, 28), (5000, 5400)]:
+        output = run_collatz(program, f"{start} {stop}\n", tmp_path)[1]
+        assert output == "%d %d %d %d\n" % collatz_by_hand(start, stop)
+
+
+@pytest.mark.parametrize("text", ["", "x", "5", "5 3", "5 5", "0 5", "-1 5", "a b"])
+def test_collatz_programs_refuse_nonsense(program, tmp_path, text):
+    status, output, complaint = run_collatz(program, text, tmp_path)
+    assert status != 0 and not output and "two whole numbers" in complaint
+
+
+def test_collatz_tells_how_far_it_is(tmp_path):
+    assert run_collatz(["sh", str(SCRIPT)], "1 4000", tmp_path)[0] == 0
+    assert (tmp_path / "fraction_done").read_text() == "0.750\n"
+
+
+def test_collatz_workunits(collatz):
+    units = [collatz.workunit(i)["input"].decode().split() for i in range(collatz.WORKUNITS)]
+    assert units[0][0] == "1" and units[-1][1] == "10000000"
+    assert [u[1] for u in units[:-1]] == [u[0] for u in units[1:]]
+    assert collatz.workunit(collatz.WORKUNITS) is None
+
+
+BAD_COLLATZ = [b"", b"1 2 3", b"1 2 3 4 5", b"1 2 3 x", b"1 2 3 -4", b"1 2 3 4.0", b"\xff 2 3 4",
+               b"1 2 3 " + b"9" * 20, "1 2 3 \u0664".encode()]
+
+
+@pytest.mark.parametrize("output", BAD_COLLATZ)
+def test_collatz_parse_refuses(collatz, output):
+    with pytest.raises(ValueError):
+        collatz.parse(output)
+
+
+def test_collatz_assimilate_in_any_order_and_twice(collatz, tmp_path):
+    blocks = {0: b"871 178 703 250504\n", 1: b"1161 181 1819 1276936\n", 2: None,
+              3: b"3711 237 3000 41\n"}
+    for number in (3, 1, 0, 1, 2, 3):
+        answer = blocks[number] and collatz.parse(blocks[number])
+        told = unit("collatz", number, tmp_path, errors=[] if answer else ["LOST"])
+        assert collatz.assimilate(told, answer) == (answer or {"failed": ["LOST"]})
+    lines = (tmp_path / "collatz.txt").read_text().splitlines()
+    assert "3 of 100, 1 failed" in lines[2]
+    assert [line.split() for line in lines[5:]] == [
+        ["871", "178", "703", "250,504"], ["1,161", "181", "1,819", "1,276,936"],
+        ["3,711", "237"]]
+    (tmp_path / "collatz.answers.json").write_text("{")
+    collatz.assimilate(unit("collatz", 0, tmp_path), collatz.parse(blocks[0]))
+    assert (tmp_path / "collatz.answers.json.damaged").exists()
+
+
+def test_collatz_is_loaded_with_its_platforms(grid):
+    minigrid = sys.modules["minigrid"]
+    assert minigrid.sync_apps([COLLATZ], 1_800_000_000) == []
+    scripts = [v for v in minigrid.apps["collatz"].versions if v.plan_class == "sh"]
+    found = {v.platform for v in scripts}
+    assert {"x86_64-pc-linux-gnu", "arm64-apple-darwin", "aarch64-unknown-linux-gnu"} <= found
+    assert not any(name.startswith("windows") for name in found)  # No sh there.
+    assert {f["open_name"] for v in scripts for f in v.files if f.get("main")} == {"collatz.sh"}

@@ -426,7 +426,7 @@ def test_status_with_and_without_a_server(stopped, cli):
 def test_check_says_what_is_wrong(stopped, cli, call):
     done = call("check")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "nothing wrong (schema 1, 5 workunits, 10 results)\n"
+    assert done.stdout == f"nothing wrong (schema {m.SCHEMA_VERSION}, 5 workunits, 10 results)\n"
     with contextlib.closing(sqlite3.connect(stopped / "data" / "minigrid.db")) as store, store:
         store.execute("UPDATE result SET outcome = 3 WHERE name = 'slow_2_1'")
     next((stopped / "data" / "download").glob("*/slow_4_in")).unlink()

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -360,13 +361,80 @@ UNFIT = {
     "nan": spoiled(input__nbytes=float("nan")), "workunit": spoiled(workunit="../x"),
     "the client's own file": spoiled(input__name="checkpoint.json"),
     "one name twice": spoiled(input__name=assignment()["files"][0]["name"].upper()),
+    "a native program, to who wants none": spoiled(platform="x86_64-pc-linux-gnu"),
+    "a platform that is no text": spoiled(platform=["python"]),
+    "a platform that is nothing": spoiled(platform=None),
+    "arguments that are no text": spoiled(command_line=["-x"]),
+    "arguments with a NUL": spoiled(command_line="a\0b"),
+    "arguments without end": spoiled(command_line="x" * 4097),
+    "half a character": spoiled(command_line="\ud800"),
+    "inputs that are no list": spoiled(inputs=7), "an input that is no dict": spoiled(inputs=[7]),
 }
 
 
 @pytest.mark.parametrize("case", UNFIT)
 def test_unfit_assignments_are_refused(case):
+    assert v.parse_assignment(spoiled(), "http://x")
     with pytest.raises(ValueError):
         v.parse_assignment(UNFIT[case], "http://x")
+
+
+OPEN_NAMES = ["../x", "a/b", "/etc/passwd", "..", ".profile", "nul.txt", "a\0", "x.", "in", "OUT",
+              "output", "Job.json", "done.json", "stderr.txt", "stdout.txt", "checkpoint",
+              "checkpoint.json", "progress.txt", "fraction_done", "trickle_up.0",
+              "trickle_down.1", "output.new", 7, ["a"], "x" * 201, "DATA"]
+
+
+@pytest.mark.parametrize("name", OPEN_NAMES)
+def test_hostile_open_names_are_refused(name):
+    """Of the application's files and of further inputs; "DATA" is there already, but for case."""
+    more = dict(assignment()["input"], name="more", open_name="data")
+    for files, inputs in (([dict(more, name="m2", open_name=name)], [more]),
+                          ([], [more, dict(more, name="m2", open_name=name)])):
+        a = assignment()
+        with pytest.raises(ValueError):
+            v.parse_assignment(dict(a, files=a["files"] + files, inputs=inputs), "http://x")
+    a["inputs"] = [more, dict(more, name="m2", open_name="data2")]
+    assert [f["open_name"] for f in v.parse_assignment(a, "http://x").inputs] == ["data", "data2"]
+
+
+ARGUMENTS = {  # as BOINC's client splits them [WIRE 11.2]
+    "": [], "  ": [], "a b": ["a", "b"], " a\t\n b ": ["a", "b"], "'a b' c": ["a b", "c"],
+    '"a \'b\'" c': ["a 'b'", "c"], "-f'a b'": ["-f'a", "b'"], "'a'b": ["a", "b"],
+    "a\\ b $HOME *": ["a\\", "b", "$HOME", "*"], "'open end": ["open end"], '"" x': ["", "x"],
+}
+
+
+@pytest.mark.parametrize("text", ARGUMENTS)
+def test_command_lines(text):
+    assert v.split_arguments(text) == ARGUMENTS[text]
+
+
+PLATFORMS = {  # sys.platform, machine, bits of the Python -> names
+    ("linux", "x86_64", 64): ("x86_64-pc-linux-gnu",), ("linux", "sparc", 64): (),
+    ("linux", "i686", 32): ("i686-pc-linux-gnu",), ("linux", "x86_64", 32): ("i686-pc-linux-gnu",),
+    ("linux", "aarch64", 64): ("aarch64-unknown-linux-gnu",),
+    ("linux", "aarch64", 32): ("arm-unknown-linux-gnueabihf",),
+    ("linux", "armv7l", 32): ("arm-unknown-linux-gnueabihf",),
+    ("darwin", "x86_64", 64): ("x86_64-apple-darwin",),
+    ("darwin", "arm64", 64): ("arm64-apple-darwin",),
+    ("win32", "AMD64", 64): ("windows_x86_64", "windows_intelx86"),
+    ("win32", "x86", 32): ("windows_intelx86",), ("sunos5", "x86_64", 64): (),
+    ("freebsd14", "amd64", 64): ("x86_64-pc-freebsd",),
+}
+
+
+@pytest.mark.parametrize("computer", PLATFORMS)
+def test_native_platforms(computer):
+    assert v.native_platforms(*computer) == PLATFORMS[computer]
+
+
+def test_a_native_program_counts_other_operations():
+    """What Python does in a second is no measure for a program made for speed."""
+    python = v.Job("p", rsc_fpops_est=1e9, rsc_fpops_bound=1e11)
+    native = v.Job("n", platform="x", ncpus=2.0, rsc_fpops_est=1e9, rsc_fpops_bound=1e13)
+    assert (v.estimate(python, 1e7), v.estimate(native, 1e7)) == (100, 0.5)
+    assert (v.time_bound(python, 1e7), v.time_bound(native, 1e7)) == (1e4, 5e3)
 
 
 def test_text_for_the_terminal_is_harmless():
@@ -711,7 +779,344 @@ def test_jobs_die_with_a_killed_client(tmp_path):
     os.close(reader)
 
 
-# ---- 6. The client against a scripted server ---------------------------------
+# ---- 6. Native programs --------------------------------------------------------
+
+LINUX = "x86_64-pc-linux-gnu"
+posix = pytest.mark.skipif(os.name != "posix", reason="runs shell scripts")
+
+
+def start_native(tmp_path, script, data=b"3", seconds=60.0, slot=0, arguments="", inputs=(),
+                 **bounds):
+    """Start a shell script as a native program; its Task."""
+    files = tmp_path / "files"
+    files.mkdir(exist_ok=True)
+    v.write_safely(tmp_path / "harness.py", v.HARNESS.encode())
+    source = b"#!/bin/sh\n" + script.encode()
+    a = assignment("wu_1_0", source, data, platform=LINUX, command_line=arguments, **bounds)
+    a["files"][0].update(open_name="program", executable=True)
+    for name, content in dict(inputs).items():
+        entry = dict(a["input"], name="wu_%s" % name, open_name=name, nbytes=len(content),
+                     sha256=hashlib.sha256(content).hexdigest())
+        a["inputs"] = a.get("inputs", []) + [entry]
+        (files / entry["name"]).write_bytes(content)
+    job = v.parse_assignment(a, "http://x", ("python", LINUX))
+    (files / job.files[0]["name"]).write_bytes(source)
+    (files / job.input["name"]).write_bytes(data)
+    slot = tmp_path / "slots" / str(slot)
+    job.resumed = v.prepare_slot(slot, job, files, seconds)
+    return v.Task(job, slot, tmp_path / "harness.py", seconds, NOW)
+
+
+NATIVE = {  # script, arguments -> output
+    "standard input to standard output": ("tr a-c A-C", "", b"xABC"),
+    "files in and out": ("cat in in > out; echo ignored", "", b"xabcxabc"),
+    "an empty output": ("cat > /dev/null", "", b""),
+    "arguments": ('printf "%s|" "$@"', "a 'b  c' \"d'\" $HOME", b"a|b  c|d'|$HOME|"),
+    "a further input": ("cat table.txt", "", b"a table"),
+    "who may read it": ("stat -c %a program 2>/dev/null || stat -f %Lp program", "", b"700\n"),
+    "a child that prints": ("sh -c 'echo hello'", "", b"hello\n"),
+}
+
+
+@posix
+@pytest.mark.parametrize("case", NATIVE)
+def test_native_output(tmp_path, case):
+    script, arguments, wanted = NATIVE[case]
+    task = start_native(tmp_path, script, b"xabc", arguments=arguments,
+                        inputs={"table.txt": b"a table"})
+    outcome, output, stderr = finish(task)
+    assert (outcome, output) == ((0, ""), wanted), stderr
+    assert task.job.cpu_time > 0
+
+
+NATIVE_BAD = {  # script -> exit status, part of the text or of stderr
+    "fails": ("echo because >&2; exit 3", 3, "its program ended with exit status 3", "because"),
+    "fails after writing out": ("echo 1 > out; exit 4", 4, "exit status 4", ""),
+    "is killed": ("kill -SEGV $$", 139, "exit status 139", "ended by signal 11"),
+    "does not start": ("exec /nonsuch", 127, "exit status 127", "nonsuch"),
+    "writes too much": ("while :; do echo 0123456789012345; done", 196, "disk limit", ""),
+    "writes too much to out": ("exec > out; while :; do echo 0123456789; done", 196, "disk", ""),
+}
+
+
+@posix
+@pytest.mark.parametrize("case", NATIVE_BAD)
+def test_native_error(tmp_path, case):
+    script, wanted, said, printed = NATIVE_BAD[case]
+    (status, text), output, stderr = finish(start_native(tmp_path, script, rsc_disk_bound=1e5))
+    assert (status, output) == (wanted, None)
+    assert said in text and printed in stderr
+
+
+@posix
+def test_a_file_that_is_no_program(tmp_path):
+    task = start_native(tmp_path, "")
+    finish(task)
+    (task.slot / "program").write_bytes(b"\x7fELF nonsense")
+    again = v.Task(task.job, task.slot, tmp_path / "harness.py", 60, NOW)
+    (status, _), output, stderr = finish(again)
+    assert status == 195 and "Exec format error" in stderr
+
+
+@posix
+def test_a_native_program_gets_an_empty_world(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", "x")
+    task = start_native(tmp_path, "env; pwd; ls; ulimit -c")
+    lines = finish(task)[1].decode().splitlines()
+    assert not any("SECRET" in line for line in lines) and "0" in lines
+    assert str(task.slot.resolve()) in lines
+    names = set(lines[lines.index(str(task.slot.resolve())) + 1:-1])
+    assert names == {"in", "program", "job.json", "stderr.txt", "stdout.txt"}
+
+
+def stuck_native(tmp_path, line="", **more):
+    """Start a program that does a line, says "ready" through a pipe and hangs with its child."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    code = "import signal; signal.pause()"
+    script = "exec 3> '%s'\n%s\necho ready >&3\n'%s' -c '%s'\n" % (
+        pipe, line, sys.executable, code)
+    return start_native(tmp_path, script, **more), reader
+
+
+@posix
+def test_a_native_program_that_hangs_ends_with_all_it_started(tmp_path):
+    task, reader = stuck_native(tmp_path)
+    assert hear(reader) == b"ready\n"
+    for seconds in (10, 20, 30, 40, 50, 60, 61):
+        task.look(NOW + seconds)
+    assert finish(task)[0] == (197, "stopped: over its time limit of 60 s")
+    assert hear(reader) == b""  # The last writer, its child, is gone.
+    os.close(reader)
+
+
+@posix
+def test_the_disk_limit_counts_what_a_native_program_writes(tmp_path):
+    task, reader = stuck_native(tmp_path, "for n in 1 2 3; do head -c 40000 /dev/zero > $n; done",
+                                rsc_disk_bound=1e5)
+    assert hear(reader) == b"ready\n"
+    task.look(NOW)
+    assert finish(task)[0] == (196, "stopped: over its disk limit of 0 MB")
+    os.close(reader)
+
+
+@posix
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS is watched by ps, with larger steps")
+def test_the_memory_of_a_native_program_is_watched_with_its_children(tmp_path):
+    code = "x = bytearray(120000000); print(len(x), flush=True); import signal; signal.pause()"
+    task = start_native(tmp_path, "'%s' -c '%s' & wait" % (sys.executable, code),
+                        rsc_memory_bound=1e8)
+    (status, text), _, _ = finish(task)
+    assert (status, text) == (198, "stopped: over its memory limit")
+    assert task.job.peak_memory > 1e8
+
+
+@posix
+def test_processor_time_of_a_native_program(tmp_path):
+    """[S1-15] The system's bound: seconds of one processor for each that the computer has."""
+    task = start_native(tmp_path, "while :; do :; done", seconds=-60.0 / (os.cpu_count() or 1))
+    (status, text), _, _ = finish(task)
+    assert (status, text) == (197, "stopped: over its limit of processor time")
+
+
+@posix
+def test_progress_and_checkpoint_of_a_native_program(tmp_path):
+    """With a file `checkpoint` it finds all it has made; without, nothing."""
+    script = ("if [ -f checkpoint ]; then cat half data/more > out; exit; fi\n"
+              "mkdir -p data; echo 1 > half; echo 2 > data/more; echo 0.25 > fraction_done\n%s\n"
+              "echo stale > out; exit 9")
+    task = start_native(tmp_path, script % "")
+    assert finish(task)[0][0] == 9
+    task.look(NOW + 1)
+    assert task.job.fraction_done == 0.25
+    task = start_native(tmp_path, script % "> checkpoint")
+    assert not task.job.resumed and finish(task)[0][0] == 9
+    task = start_native(tmp_path, script % "> checkpoint")
+    assert task.job.resumed and finish(task)[:2] == ((0, ""), b"1\n2\n")
+
+
+@posix
+def test_what_a_program_leaves_in_its_slot_leads_nowhere(tmp_path):
+    """A link in the place of a file that the client writes would have it write elsewhere."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    script = ("> checkpoint; for n in in job.json stderr.txt table.txt output out; do\n"
+              "rm -f $n; ln -s '%s' $n; done; exit 1" % victim)
+    for _ in range(2):
+        finish(start_native(tmp_path, script, inputs={"table.txt": b"a table"}))
+    assert victim.read_text() == "mine"
+    task = start_native(tmp_path, "rm -f out; ln -s '%s' out; echo printed" % victim)
+    assert finish(task)[1] == b"printed\n"
+
+
+def add_with_table(server, *numbers):
+    """Add workunits whose job opens a further input by name; return that input's file name."""
+    content = b"a table" * 99
+    server.files["sq_0123_table"] = content
+    entry = {"name": "sq_0123_table", "url": server.url + "/download/sq_0123_table",
+             "open_name": "table.txt", "sha256": hashlib.sha256(content).hexdigest(),
+             "nbytes": len(content)}
+    for n in numbers:
+        server.add(n, b"def compute(input): return len(open('table.txt').read())", inputs=[entry])
+    return "sq_0123_table"
+
+
+def test_further_inputs_are_fetched_once_and_kept_for_the_next_jobs(tmp_path, server, clock):
+    """Also those of Python jobs."""
+    name = add_with_table(server, 1, 2, 3)
+    client = make_client(tmp_path, server, once=True)
+    drive(client, clock, client.finished)
+    kept = tmp_path / "client" / "files" / name
+    kept.write_text(kept.read_text().upper())  # Damaged, then, before one more job needs it.
+    add_with_table(server, 4)
+    client.fetched = False
+    drive(client, clock, client.finished)
+    assert [bytes(u) for u in server.uploads.values()] == [b"693"] * 4
+    assert server.log.count("GET /download/" + name) == 2
+
+
+def test_a_job_of_two_processors_waits_for_both(tmp_path, server, monkeypatch):
+    client = make_client(tmp_path, server, n_cpus=2)
+    monkeypatch.setattr(client, "_start_task", lambda job: client.tasks.update({
+        job.name: SimpleNamespace(job=job)}))
+    client.project.jobs = [open_job("r_%d" % n, ncpus=ncpus)
+                           for n, ncpus in enumerate((1.0, 2.0, 0.5, 0.5, 1.0, 1.0))]
+    started = []
+    for done in ("none", "r_0", "r_1", "r_2"):
+        client.tasks.pop(done, None)
+        client.project.jobs = [job for job in client.project.jobs if job.name != done]
+        client._start_tasks()
+        started.append(" ".join(client.tasks))  # None overtakes one that has to wait.
+    assert started == ["r_0", "r_1", "r_2 r_3 r_4", "r_3 r_4"]
+
+
+# ---- 7. Trickles ---------------------------------------------------------------
+
+
+def test_trickle_of_the_harness(tmp_path):
+    """Each text is a whole file; what has come is given once, in order; numbers go on."""
+    source = ("def compute(input, trickle):\n"
+              "    first = trickle('one')\n"
+              "    return [first, trickle(), trickle('é' * 10)]\n")
+    task = start(tmp_path, "def compute(input): return 1")
+    finish(task)
+    for n, text in ((0, "a"), (2, "b"), (10, "c\n"), ("x", "no"), ("3.new", "no")):
+        (task.slot / ("trickle_down.%s" % n)).write_text(text)
+    (task.slot / "trickle_up.4").write_text("left over")
+    again = start(tmp_path, source)
+    outcome, output, stderr = finish(again)
+    assert json.loads(output) == [["a", "b", "c\n"], [], []], stderr
+    ups = {p.name: p.read_text() for p in again.slot.glob("trickle_up.*")}
+    assert ups == {"trickle_up.4": "left over", "trickle_up.5": "one", "trickle_up.6": "é" * 10}
+    (status, _), _, stderr = run(tmp_path, "def compute(input, trickle): trickle('x' * 32769)")
+    assert status == 195 and "at most 32768 bytes" in stderr
+
+
+TALK = b"""
+import time
+def compute(input, trickle):
+    trickle("hello")
+    trickle("hello")
+    got = []
+    while len(got) < 2:
+        got += trickle()
+        time.sleep(0.01)
+    return got
+"""
+
+
+def attend(client, clock, until):
+    """Turn the client until something holds, while its jobs take their own time."""
+    for _ in range(100 * PATIENCE):
+        client.step(clock.now)
+        if until():
+            return
+        client.wait(0.01)
+        clock.now += 0.1
+    pytest.fail("it never happened; " + client.voice.errors.getvalue())
+
+
+def heard(server):
+    return [(t["result"], t["text"]) for r in server.requests for t in r["trickles"]]
+
+
+def test_messages_go_up_and_come_down_while_the_job_runs(tmp_path, server, clock):
+    server.add(1, TALK)
+    client = make_client(tmp_path, server, once=True)
+    server.extra = [{}] + [{"trickles_taken": True, "trickles": [
+        {"result": "wu_1_0", "time": 1, "text": "welcome"}, {"result": "nobody", "text": "?"},
+        {"result": "wu_1_0", "text": 7}, {"result": ["x"], "text": "?"}, None,
+        {"result": "wu_1_0", "time": 1, "text": "\ud800 back"}]}] * 2
+    attend(client, clock, client.finished)
+    assert json.loads(bytes(server.uploads["wu_1_0"]))[:2] == ["welcome", "? back"]
+    assert heard(server) == [("wu_1_0", "hello")] * 2
+    first, second = [t["time"] for r in server.requests for t in r["trickles"]]
+    assert first < second  # Or the server would take one for a repetition of the other.
+
+
+def test_last_words_of_a_job_are_heard(tmp_path, server, clock):
+    server.add(1, b"def compute(input, trickle): trickle('bye')\n")
+    client = make_client(tmp_path, server, once=True)
+    drive(client, clock, client.finished)
+    assert heard(server)[0] == ("wu_1_0", "bye")
+
+
+def test_messages_are_kept_until_the_server_has_taken_them(tmp_path, server, clock):
+    """Over a crash of the client, and by a server that does not know of them without hurry."""
+    stuck = b"import threading\ndef compute(input, trickle):\n    trickle('x')\n" \
+            b"    threading.Event().wait()\n"
+    server.add(1, stuck, rsc_fpops_est=1e12)  # Enough to do: no request for work.
+    client = make_client(tmp_path, server, n_cpus=1)
+    attend(client, clock, lambda: client.project.trickle_time)
+    assert client.project.trickle_time > clock.now + 50
+    before = len(server.requests)
+    for _ in range(20):
+        clock.now += 1
+        client.step(clock.now)
+    assert len(server.requests) == before and client.project.jobs[0].trickles
+    crash(client)
+    again = make_client(tmp_path, server, n_cpus=1)
+    assert [t["text"] for t in again.project.jobs[0].trickles] == ["x"]
+    server.extra = [{"trickles_taken": True}] * 3
+    clock.now += 60
+    attend(again, clock, lambda: not again.project.jobs[0].trickles)
+    texts = [tuple(t.items()) for r in server.requests for t in r["trickles"]]
+    assert texts[0] == texts[-1]  # The same message with the same time: the server knows it.
+    again.leave(lambda: clock.now)
+
+
+def test_a_message_is_taken_once_whenever_the_client_is_killed(tmp_path):
+    """Its file goes only when the state that holds it is kept."""
+    task = start(tmp_path, "def compute(input, trickle): trickle('a'); trickle('b')")
+    finish(task)
+    assert task.look(NOW + 1) and [t["text"] for t in task.job.trickles] == ["a", "b"]
+    assert len(list(task.slot.glob("trickle_up.*"))) == 2
+    kept = v.revive(v.Job, json.loads(json.dumps(vars(task.job))))
+    task.job, task.taken = kept, []  # As after a crash: the files are still there.
+    assert not task.look(NOW + 2) and len(kept.trickles) == 2
+    assert not task.look(NOW + 3) and not list(task.slot.glob("trickle_up.*"))
+    assert [t["time"] for t in kept.trickles] == [NOW + 1, NOW + 2]
+
+
+def test_a_job_that_chatters_is_bounded(tmp_path):
+    task = start(tmp_path, "def compute(input, trickle):\n    for n in range(150): trickle('x')")
+    finish(task)
+    (task.slot / "trickle_up.150").write_bytes(b"\xff\0" * 99999)
+    task.look(NOW + 1)
+    assert len(task.job.trickles) == 100
+    request = v.Request([], trickles=v.first_trickles([task.job]))
+    v.drop_trickles(request)
+    assert not task.job.trickles
+    task.look(NOW + 2)
+    assert len(task.job.trickles) == 51
+    assert len(task.job.trickles[-1]["text"].encode()) <= 3 * 32768
+    assert "\0" not in task.job.trickles[-1]["text"]
+    many = v.Job("r", trickles=[{"time": n, "text": "x" * 32768} for n in range(100)])
+    assert len(v.first_trickles([many])) == 7
+
+
+# ---- 8. The client against a scripted server ---------------------------------
 
 SQUARE = b"def compute(input):\n    return input * input\n"
 
@@ -1047,6 +1452,18 @@ def test_an_unknown_authenticator_joins_again_without_hammering(tmp_path, server
     assert server.requests[0]["authenticator"] == "%032x" % 4
 
 
+def test_an_invitation_is_shown_at_registration(tmp_path, server, clock):
+    client = make_client(tmp_path, server, invitation="open sesame")
+    drive(client, clock, lambda: server.requests)
+    assert server.registered == [{"nickname": "otter", "invitation": "open sesame"}]
+
+
+def test_platforms_are_told(tmp_path, server, clock):
+    client = make_client(tmp_path, server, platforms=("python", LINUX))
+    drive(client, clock, lambda: server.requests)
+    assert server.requests[0]["platforms"] == ["python", LINUX]
+
+
 def test_what_the_server_refuses_at_registration_is_said_and_the_end(tmp_path, server, clock):
     server.trouble = {"POST register": [403]}
     client = make_client(tmp_path, server)
@@ -1182,7 +1599,7 @@ def test_finished_work_is_reported_when_leaving(tmp_path, server, clock):
     assert v.load_state(tmp_path / "client").project.jobs == []
 
 
-# ---- 7. As people start it ---------------------------------------------------
+# ---- 9. As people start it ---------------------------------------------------
 
 
 def command(server, tmp_path, *more, how=(str(FILE),)):
@@ -1231,6 +1648,19 @@ def test_help_teaches():
     text = subprocess.run([sys.executable, str(FILE), "--help"], stdout=subprocess.PIPE,
                           timeout=PATIENCE).stdout.decode()
     assert "examples:" in text and "--max-jobs" in text and "trust" in text
+    assert "--invitation CODE" in text and "--no-native" in text
+
+
+@pytest.mark.parametrize("more, native", [((), True), (("--no-native",), False)])
+def test_native_programs_can_be_refused(tmp_path, server, more, native):
+    server.add(1)
+    server.extra = [{"request_delay": 0.1}] * 9
+    process = command(server, tmp_path, "--once", "--cpus", "1", "--invitation", "friend", *more)
+    text = process.communicate(timeout=PATIENCE)[0]
+    assert process.returncode == 0, text
+    wanted = ["python", *(v.native_platforms() if native else ())]
+    assert server.requests[0]["platforms"] == wanted
+    assert server.registered[0]["invitation"] == "friend"
 
 
 def test_a_project_that_moves_takes_its_jobs_along():
