@@ -33,6 +33,13 @@ SHOWN = {  # suffixes of the result files that pages link to; not left to the sy
 }
 FETCH = ("-c \"import urllib.request as u; "
          "exec(u.urlopen('{url}/volunteer.py').read())\" {url}")  # behind the name of Python
+ADDRESS = re.compile(r"[^@\s]@[^@\s]+\.[^@\s]")  # of e-mail
+CREATION = {  # who may make an account -> what to do in BOINC Manager's window
+    "open": "choose an e-mail address and a password: that makes your account",
+    "invitation": "sign in with your account; a new one needs an invitation",
+    "closed": "sign in with your account; new ones are not made just now",
+}
+SCHEDULER_BYTES_MAX = 200  # BOINC's client cuts the lines of this page at 255 bytes [WIRE 4]
 COUNTS = ("made", "open", "unsent", "in_progress", "to_validate", "to_assimilate", "done", "failed",
           "valid", "invalid", "errors", "no_reply", "too_late")
 
@@ -124,8 +131,9 @@ def host_status(now):
                 .where(IN_PROGRESS, Result.host.in_([host.id for host in recent]))
                 .group_by(Result.host).tuples())
     rows = [{
-        "id": host.id, "volunteer": host.user.name, "name": host.domain_name,
-        "system": f"{host.os_name} {host.os_version}".strip(), "processors": host.p_ncpus,
+        "id": host.id, "userid": host.user_id, "volunteer": volunteer_name(host.user),
+        "name": computer_name(host), "system": f"{host.os_name} {host.os_version}".strip(),
+        "processors": host.p_ncpus,
         "last_contact": host.rpc_time, "contact": ago(now - host.rpc_time),
         "active": host.rpc_time > now - ACTIVE_SECONDS,
         "credit": round(host.total_credit, 2), "recent_credit": round(host.expavg_credit, 2),
@@ -134,6 +142,18 @@ def host_status(now):
     return {"total": Host.select().count(),
             "active": Host.select().where(Host.rpc_time > now - ACTIVE_SECONDS).count(),
             "users": User.select().count(), "recent": rows}
+
+
+def computer_name(host):
+    """Name a computer in public. What BOINC's clients tell is its real name: nobody's business."""
+    if host.client_version[:1].isdigit() or not host.domain_name:
+        return f"computer {host.id}"
+    return host.domain_name
+
+
+def volunteer_name(user):
+    """Name a user in public; some people give their e-mail address as their name."""
+    return f"volunteer {user.id}" if ADDRESS.search(user.name) else user.name
 
 
 def result_files():
@@ -287,7 +307,32 @@ def invitation(now):
     local = is_local(host) and is_local(project.settings.host)
     fetch = FETCH.format(url=urls[0])
     return {"url": urls[0], "urls": urls, "join": f"python3 {fetch}", "join_windows": f"py {fetch}",
-            "only_here": local}
+            "only_here": local, "boinc": boinc_invitation(url, urls, port, now)}
+
+
+def boinc_invitation(seen, urls, port, now):
+    """Return how BOINC's clients join, or None where no plugin speaks their language [WIRE 4].
+
+    `url` is for people to paste: its host has a dot inside, or the client refuses it. `scheduler`
+    is for the client, which looks for it in this page; it begins as the address by which it came.
+    """
+    if not plugged("scheduler_path"):
+        return None
+    own = project.settings.host
+    known = network(port, now // 60)[::-1] if own in ("0.0.0.0", "::") else [f"http://{own}:{port}"]
+    url = next(filter(has_dot, [*urls, *known]), f"http://127.0.0.1:{port}") + "/"
+    scheduler = (seen or url[:-1]) + plugged("scheduler_path")[-1]
+    creation = plugged("account_creation")[-1]() if plugged("account_creation") else "open"
+    return {"url": url, "creation": creation, "next": CREATION[creation],
+            "scheduler": scheduler if len(scheduler.encode()) <= SCHEDULER_BYTES_MAX else "",
+            "create": f"boinccmd --create_account {url} EMAIL PASSWORD NAME",
+            "attach": f"boinccmd --project_attach {url} KEY"}
+
+
+def has_dot(url):
+    """Say whether BOINC's client takes a URL for one: a dot inside its host's name [WIRE 4]."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    return host != "0.0.0.0" and bool(re.fullmatch(r"[\w-]+(\.[\w-]+)+", host))
 
 
 def is_local(host):
@@ -310,11 +355,16 @@ def template():
 def page(report):
     """Return the page with a report filled in, as bytes."""
     nothing = {**dict.fromkeys(COUNTS, 0), **dict.fromkeys(("name", "about", "note"), "")}
-    nobody = {**dict.fromkeys(("id", "volunteer", "name", "system", "processors", "in_progress",
-                               "contact", "why_no_work", "active"), ""), "credit": 0}
+    nobody = {**dict.fromkeys(("id", "userid", "volunteer", "name", "system", "processors",
+                               "in_progress", "contact", "why_no_work", "active"), ""), "credit": 0}
     return template().render(s=report, nothing=nothing, nobody=nobody, quote=urllib.parse.quote,
                              utc=lambda t: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t)),
                              ).encode("utf-8", "replace")
+
+
+def style():
+    """Return the style sheet of the page, so that other pages look the same."""
+    return re.search(r"<style>(.*?)</style>", template().source, re.S).group(1)
 
 
 @functools.lru_cache(maxsize=1)

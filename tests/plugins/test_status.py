@@ -30,6 +30,7 @@ import minigrid as m
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = (ROOT / "plugins" / "status" / "page.html").read_text(encoding="utf-8")
+BOINC_DOWNLOAD = "https://boinc.berkeley.edu/download.php"
 EVIL = "<script>alert(1)</script>"
 TRICKY = [EVIL, "\"><img src=x onerror=alert(1)>", "'><svg/onload=alert(1)>", "</template>{{1+1}}",
           "<!--", "% import os", "Zoë & Ôscar \N{FOX FACE}", "\udcff"]
@@ -505,8 +506,12 @@ def test_the_script_makes_text_never_html():
 
 def test_the_page_is_whole_and_asks_nobody_else():
     addresses = re.findall(r"""(?:src|href|action)=["']?([^"'\s>]*)""", SOURCE)
-    assert all(a.startswith(("/status.json", "/results/", "#", "data:", "{{")) for a in addresses)
-    assert re.findall(r"https?://[^'\"\s]*", SOURCE) == ["http://www.w3.org/2000/svg"]
+    inner = ("/status.json", "/results/", "/join", "/top_users.php", "/top_hosts.php", "/apps.php",
+             "/home.php", "/show_user.php?", "/show_host_detail.php?", "#", "data:", "{{")
+    assert [a for a in addresses if not a.startswith(inner)] == [BOINC_DOWNLOAD]
+    assert re.findall(r"https?://[^'\"\s]*", SOURCE) == [
+        "http://www.w3.org/2000/svg", BOINC_DOWNLOAD]
+    assert f'<a href="{BOINC_DOWNLOAD}">' in SOURCE, "a link is followed by people only"
     assert "@import" not in SOURCE and "url(" not in SOURCE
     assert max(len(line.encode()) for line in SOURCE.splitlines()) <= 255
 
@@ -575,6 +580,103 @@ def test_no_host_header_breaks_the_page_or_the_line(grid, get, host):
     report = json.loads(answer.body)
     assert re.fullmatch(r"http://[\w.:\[\]-]+", report["url"])
     assert m.project.counts["server errors"] == 0
+
+
+def without_boinc(monkeypatch):
+    monkeypatch.setattr(m, "plugins", [p for p in m.plugins if not hasattr(p, "scheduler_path")])
+
+
+def find_schedulers(page):
+    """Find what BOINC's client finds: line by line, each cut at 255 bytes [WIRE 4]."""
+    start = b'<link rel="boinc_scheduler" href="'
+    return [line.partition(start)[2].partition(b'"')[0].decode()
+            for line in (whole[:255] for whole in page.split(b"\n"))
+            if start in line and b'">' in line]
+
+
+@pytest.mark.parametrize("host", ["grid.example:8080", "127.0.0.1:8123", "192.168.1.5:80",
+                                  "grid.example", "a" * 60 + ".example:65535"])
+def test_boincs_client_finds_the_scheduler_at_the_address_by_which_it_came(grid, get, host):
+    answer = get("/", host=host)
+    assert find_schedulers(answer.body) == [f"http://{host}/boinc/scheduler"]
+    path = json.loads(get("/status.json", host=host).body)["boinc"]["scheduler"]
+    assert b"<scheduler_reply>" in get(path.partition(host)[2], host=host).body
+    assert "boinc-url" in Page(answer.body.decode()).ids
+
+
+def test_a_tag_the_client_would_cut_is_left_out(grid, get):
+    for n in (120, 185, 186, 230):
+        page = get("/", host="x" * n + ".org").body
+        lines = [line for line in page.split(b"\n") if b"boinc_scheduler" in line]
+        assert len(lines) == (7 + n + 4 + len("/boinc/scheduler") <= 200)
+        assert all(len(line) < 255 for line in lines)
+
+
+def test_without_the_plugin_there_is_no_tag_and_no_word_of_boinc(grid, get, monkeypatch):
+    make.Client().ask()
+    without_boinc(monkeypatch)
+    body = get("/").body
+    html, _, script = body.partition(b"<script>")
+    assert find_schedulers(body) == [] and json.loads(get("/status.json").body)["boinc"] is None
+    assert b"BOINC" not in html and b".php" not in html
+
+
+LAN = "http://192.0.2.7:8123"
+PASTED = {  # (listens at, seen as): what people can paste into BOINC Manager
+    ("0.0.0.0", "grid.example:8123"): "http://grid.example:8123/",
+    ("0.0.0.0", "192.168.1.5:8123"): "http://192.168.1.5:8123/",
+    ("0.0.0.0", "localhost:8123"): f"{LAN}/",
+    ("0.0.0.0", "teacher:8123"): f"{LAN}/",
+    ("0.0.0.0", "0.0.0.0:8123"): f"{LAN}/",
+    ("0.0.0.0", "[::1]:8123"): f"{LAN}/",
+    ("0.0.0.0", ".local:8123"): f"{LAN}/",
+    ("127.0.0.1", "localhost:8123"): "http://127.0.0.1:8123/",
+    ("127.0.0.1", "127.0.0.1:8123"): "http://127.0.0.1:8123/",
+    ("192.168.1.5", "teacher:8123"): "http://192.168.1.5:8123/",
+    ("127.0.0.1", "[::1"): "http://127.0.0.1:8123/",
+}
+
+
+@pytest.mark.parametrize("case", PASTED)
+def test_the_address_to_paste_is_one_that_boinc_takes(grid, get, monkeypatch, case):
+    listens, seen = case
+    make.settings(host=listens, port=8123)
+    monkeypatch.setattr(plugin(), "network", lambda port, minute: [LAN])
+    page = Page(get("/", host=seen).body.decode())
+    assert page.ids["boinc-url"] == PASTED[case]
+    assert page.ids["boinc-attach"] == f"boinccmd --project_attach {PASTED[case]} KEY"
+    assert PASTED[case] in page.ids["boinc-create"]
+
+
+@pytest.mark.parametrize("creation, words", [
+    ("open", "choose an e-mail address"), ("invitation", "needs an invitation"),
+    ("closed", "not made just now")])
+def test_the_page_says_who_may_make_an_account(grid, get, monkeypatch, creation, words):
+    monkeypatch.setattr(m, "plugins", [
+        *m.plugins, SimpleNamespace(account_creation=lambda: creation)])
+    html = get("/").body.decode()
+    page = Page(html)
+    assert words in page.ids["boinc-next"] and '<a href="/join">' in html
+    assert ("boinc-create" in page.ids) == (creation == "open")
+
+
+def test_the_real_name_of_a_computer_with_boinc_is_shown_to_nobody(grid, get):
+    for name, version in (("johns-laptop", "7.20.5"), ("kitchen", "minigrid 0.1")):
+        make.Client(name).ask(host={"domain_name": name}, client_version=version)
+    shown = [host["name"] for host in status()["hosts"]["recent"]]
+    assert shown == ["computer 1", "kitchen"]
+    m.project.write(lambda: m.User.update(name="volunteer").execute())
+    for path in ("/", "/status.json"):
+        assert b"johns-laptop" not in get(path).body and b"kitchen" in get(path).body
+
+
+@pytest.mark.parametrize("name, shown", [
+    ("ann", "ann"), ("ann@home", "ann@home"), ("@ann", "@ann"), ("ann@example.org", "volunteer 1"),
+    ("I am ann@example.org.", "volunteer 1"), ("a.b@c", "a.b@c")])
+def test_who_gave_an_address_as_a_name_is_shown_without(grid, name, shown):
+    make.Client().ask()
+    m.project.write(lambda: m.User.update(name=name).execute())
+    assert status()["hosts"]["recent"][0]["volunteer"] == shown
 
 
 # ---- Result files --------------------------------------------------------------
@@ -704,6 +806,10 @@ def serving(before_first_report):
         thread.join()
 
 
+def has_inner_dot(url):
+    return re.fullmatch(r"http://[^/.:]+[.][^/:]+:[0-9]+/", url)
+
+
 def dump(url, profile):
     """Load a page in a headless browser; return the document as it stands after some seconds."""
     done = subprocess.run(
@@ -741,6 +847,11 @@ def test_a_browser_shows_what_the_report_says(folder, tmp_path):
         assert page.keyed[app["name"]]["about"] == app["about"]
     assert page.ids["state-text"] == report["state"]["text"]
     assert page.ids["state-text"] == "working: 14 computers active, 3 tasks out"
+    assert has_inner_dot(page.ids["boinc-url"])
+    links = {value for tag, name, value in page.attributes if (tag, name) == ("a", "href")}
+    for host in report["hosts"]["recent"]:
+        assert {f"/show_user.php?userid={host['userid']}",
+                f"/show_host_detail.php?hostid={host['id']}"} <= links
     for host in report["hosts"]["recent"]:
         row = page.keyed[str(host["id"])]
         assert row["volunteer"] == host["volunteer"] and row["contact"] == host["contact"]

@@ -1,0 +1,33 @@
+"""The BOINC protocol: any unmodified BOINC client in the world can join [WIRE].
+
+The modules: `scheduler` the RPC, `reader` what clients send, `keys` signatures of files, `accounts`
+attaching, `uploads` and `early` outputs, `start` and `shipped` the program that BOINC clients start
+for a Python file or a native program, `pages` and `stats` what links and statistics sites open.
+"""
+
+from minigrid import project, read_settings
+
+from . import accounts, early, keys, pages, scheduler, shipped, stats, uploads
+
+TABLES = scheduler.TABLES
+scheduler_path = "/boinc/scheduler"  # for the master page [WIRE 4]
+at_contact = scheduler.at_contact
+boinc_platforms = scheduler.boinc_platforms
+cpid_of = scheduler.cpid_of
+start_files = shipped.start_files
+Channel = early.Channel
+commands = keys.commands
+
+
+def routes(app, clock):
+    """Open the keys of the project and add the addresses of the protocol."""
+    scheduler.settings = read_settings("setup.cfg", scheduler.Settings, "boinc")
+    scheduler.keys = uploads.keys = keys.open_keys(project.data / "keys")
+    for module in (scheduler, accounts, uploads, pages, stats):
+        module.routes(app, clock)
+
+
+def hourly(now):
+    """Write the statistics when a day has gone by."""
+    if scheduler.settings.statistics:
+        stats.export(now)
