@@ -164,6 +164,11 @@ def date(t):
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(t)) if t else ""
 
 
+def moment(t):
+    """Write a time for a column whose head says UTC: there it would break each line in two."""
+    return date(t)[:-len(" UTC")]
+
+
 def past(t, now):
     """Write a time, and how long ago it is."""
     return f"{date(t)} ({plugged('ago')[-1](now - t)})" if t else "never"
@@ -246,8 +251,8 @@ def show_user(given, now):
         ("Volunteer", f"number {user.id}"), ("Joined", past(user.create_time, now)),
         ("Credit", amount(user.total_credit)),
         ("Credit a day, recently", amount(recent_credit(user, now))),
-        ("Computers", Link("list", f"/hosts_user.php?userid={user.id}")),
-        ("Tasks", Link("list", f"/results.php?userid={user.id}"))))
+        ("Computers", Link("list of computers", f"/hosts_user.php?userid={user.id}")),
+        ("Tasks", Link("list of tasks", f"/results.php?userid={user.id}"))))
 
 
 def user_xml(given, now):
@@ -265,7 +270,7 @@ def hosts_user(given, now):
     hosts, links = page_of(Host.select().where(Host.user == user).order_by(
         Host.rpc_time.desc(), Host.id.desc()), given, f"/hosts_user.php?userid={user.id}")
     rows = [(host_link(host), processor(host), system(host), amount(host.total_credit),
-             amount(recent_credit(host, now)), past(host.rpc_time, now),
+             amount(recent_credit(host, now)), plugged("ago")[-1](now - host.rpc_time),
              Link("tasks", f"/results.php?hostid={host.id}")) for host in hosts]
     return f"Computers of {plugged('volunteer_name')[-1](user)}", Block(
         texts=() if rows else ("None yet.",), rows=rows, links=(user_link(user), *links),
@@ -312,8 +317,8 @@ def show_host(given, now):
 
 def top_users(given, now):
     """List the volunteers with most credit."""
-    return "Volunteers", top_list(User, given, now, ("Volunteer", "Joined"), lambda user: (
-        user_link(user), date(user.create_time)))
+    return "Volunteers", top_list(User, given, now, ("Volunteer", "Joined (UTC)"),
+                                  lambda user: (user_link(user), moment(user.create_time)))
 
 
 def top_hosts(given, now):
@@ -369,7 +374,7 @@ def results(given, now):
         .order_by(Result.id.desc()), given, address)
     return f"Tasks of {whose.text}", Block(
         texts=() if rows else ("None in the store.",), links=(whose, *links),
-        head=("Task", "Workunit", "Computer", "Sent", "Reported", "State", "Run time",
+        head=("Task", "Workunit", "Computer", "Sent (UTC)", "Reported (UTC)", "State", "Run time",
               "CPU time", "Credit", "Application"),
         rows=[(Link(r.name, f"/result.php?resultid={r.id}"),
                Link(r.workunit_id, f"/workunit.php?wuid={r.workunit_id}"),
@@ -379,8 +384,9 @@ def results(given, now):
 
 def progress(r):
     """Return the cells of a table that tell what became of a task."""
-    back = date(r.received_time) or (f"due {date(r.report_deadline)}" if r.report_deadline else "")
-    return (date(r.sent_time), back, state_of(r)[0],
+    back = moment(r.received_time) or (
+        f"due {moment(r.report_deadline)}" if r.report_deadline else "")
+    return (moment(r.sent_time), back, state_of(r)[0],
             span(r.elapsed_time) if r.received_time else "",
             span(r.cpu_time) if r.received_time else "",
             amount(r.granted_credit) if r.server_state == S.OVER else "")
@@ -437,7 +443,7 @@ def show_workunit(given, now):
     return f"Workunit {wu.name}", Block(facts=tuple(fact for fact in facts if fact[1])), Block(
         "Copies", texts=() if told else (
             "Whose they are is told when the workunit is decided, so that nobody can arrange it.",),
-        head=("Task", "Volunteer", "Computer", "Sent", "Reported", "State",
+        head=("Task", "Volunteer", "Computer", "Sent (UTC)", "Reported (UTC)", "State",
               "Run time", "CPU time", "Credit", "Application"),
         rows=[(Link(r.name, f"/result.php?resultid={r.id}"),
                user_link(r.host.user) if told and r.host_id else "",
@@ -450,12 +456,12 @@ def show_apps(given, now):
     blocks = []
     for app in App.select().order_by(App.name):
         served = apps.get(app.name)
-        versions = [(v.platform, v.version_num, v.plan_class, date(v.create_time))
+        versions = [(v.platform, v.version_num, v.plan_class, moment(v.create_time))
                     for v in (served.versions if served else ())]
         unsent, out = (Result.select().where(condition, Result.app == app).count()
                        for condition in (UNSENT, IN_PROGRESS))
         blocks.append(Block(
             app.name, texts=(served.about,) if served else ("Not served now.",),
             facts=(("Tasks ready to send", f"{unsent:,}"), ("With volunteers", f"{out:,}")),
-            head=("Platform", "Version", "Plan class", "Since"), rows=versions))
+            head=("Platform", "Version", "Plan class", "Since (UTC)"), rows=versions))
     return ("Applications", *(blocks or [Block(texts=("None yet.",))]))

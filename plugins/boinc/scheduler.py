@@ -28,6 +28,7 @@ DOWN_DELAY = 3600  # s
 MESSAGE_BYTES, NAME_BYTES = 1023, 255  # the client drops longer ones silently [WIRE 3.2]
 TEXT_BYTES, TRICKLE_BYTES = 4096, 1 << 18
 NAMES_AT_ONCE = 500  # in one query; old SQLites take 999
+TITLE_MAX = 40  # characters of an application's title; BOINC Manager has a column for it
 API_VERSION = "7.20.5"  # from 6.0 on, jobs and client talk through a file in the slot [WIRE 11.4]
 COMMON_PLATFORMS = (
     "x86_64-pc-linux-gnu", "i686-pc-linux-gnu", "aarch64-unknown-linux-gnu",
@@ -233,7 +234,7 @@ def translate(sent):
                  for r in sent.results],
         other_results=sent.other_results,
         trickles=[{"result": m.result_name, "time": m.time, "text": trickle_text(m.text)}
-                  for m in sent.messages])
+                  for m in sorted(sent.messages, key=lambda m: m.time)])  # as they lie in a folder
 
 
 def platforms_of(sent):
@@ -503,8 +504,9 @@ def write_assignments(request, assignments, base):
         system = "windows" if target.startswith("windows") else "unix"
         files = [f for f in a.files if f.get("boinc", system) in (system, "both")]
         if first("app", a.app):
+            title = a.about if 0 < len(a.about) <= TITLE_MAX else a.app
             lines.append(f"<app>\n{element('name', a.app)}\n"
-                         f"{element('user_friendly_name', a.about or a.app, NAME_BYTES)}\n</app>")
+                         f"{element('user_friendly_name', title)}\n</app>")
         if first("version", a.app_version) and not anonymous:
             lines += [write_file(f, base, signatures[f["md5"]]) for f in files
                       if first("file", f["name"])]
@@ -575,8 +577,12 @@ def write_version(a, files, platform):
 def write_workunit(a, files, anonymous):
     """Write a workunit: limits, arguments, inputs."""
     lines = ["<workunit>", element("name", a.workunit), element("app_name", a.app)]
-    lines += [element(name, float(getattr(a, name))) for name in (
-        "rsc_fpops_est", "rsc_fpops_bound", "rsc_memory_bound", "rsc_disk_bound")]
+    # A limit below 120 s becomes one of 12 hours there [WIRE 7.4]: nobody shall wait so long.
+    bound = max(a.rsc_fpops_bound, 121 * a.flops)
+    lines += [element("rsc_fpops_est", float(a.rsc_fpops_est)),
+              element("rsc_fpops_bound", float(bound)),
+              element("rsc_memory_bound", float(a.rsc_memory_bound)),
+              element("rsc_disk_bound", float(a.rsc_disk_bound))]
     command = a.command_line
     if not anonymous and any(map(is_start, files)):
         main = open_name(a, next(f for f in files if f.get("main")))

@@ -9,12 +9,12 @@ call :try py -3
 call :try python3
 call :try python
 if not defined PYTHON goto native
-%PYTHON% -I -B start.py %* 2>>stderr.txt
+call %PYTHON% -I -B start.py %* 2>>stderr.txt
 exit /b %errorlevel%
 
 :try
 if defined PYTHON exit /b 0
-%* -I -c "import sys; sys.exit(sys.version_info < (3, 9))" >nul 2>nul && set "PYTHON=%*"
+call %* -I -c "import sys; sys.exit(sys.version_info < (3, 9))" >nul 2>nul && set "PYTHON=%*"
 exit /b 0
 
 :native
@@ -26,16 +26,11 @@ if "%~1"=="native" goto program
 exit /b 127
 
 :program
-set "PROGRAM=%~2"
-set "ARGUMENTS="
-:next
-if "%~3"=="" goto run
-set ARGUMENTS=%ARGUMENTS% %3
-shift /3
-goto next
-:run
+set "REST= %*"
+set "REST=%REST:* native =%"
+for /f "tokens=1*" %%p in ("%REST%") do (set "PROGRAM=%%p" & set "ARGUMENTS=%%q")
 if not exist checkpoint if exist out del out
-".\%PROGRAM%" %ARGUMENTS% <in >stdout.txt 2>>stderr.txt
+call ".\%PROGRAM%" %ARGUMENTS% <in >stdout.txt 2>>stderr.txt
 set "STATUS=%errorlevel%"
 if not "%STATUS%"=="0" exit /b %STATUS%
 if not exist out move /y stdout.txt out >nul

@@ -193,8 +193,10 @@ def server_status(now, host):
     working = "not running" if project.write.trouble else "running"
     programs = ["Download server", "Upload server", "Scheduler"]
     programs += [stage.__name__ for stage in minigrid.all_stages()]
-    daemons = "".join(elements("daemon", {"host": host, "command": name, "status": working})
-                      for name in programs)
+    paused = any(stopped(now) for stopped in plugged("stopped"))
+    daemons = "".join(elements("daemon", {
+        "host": host, "command": name,
+        "status": "disabled" if paused and name == "Scheduler" else working}) for name in programs)
     at, counts, apps = count(now // 60, project.write)
     return (f"<server_status>\n{element('update_time', at)}"
             f"{element('software_version', 'minigrid ' + minigrid.__version__)}"

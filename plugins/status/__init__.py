@@ -39,6 +39,12 @@ CREATION = {  # who may make an account -> what to do in BOINC Manager's window
     "invitation": "sign in with your account; a new one needs an invitation",
     "closed": "sign in with your account; new ones are not made just now",
 }
+NEEDS = {  # the same -> what the line for a terminal needs besides Python
+    "open": "nothing else: no account, no installation",
+    "invitation": "an invitation code: write --invitation CODE behind the line, or --email and "
+                  "--password of an account",
+    "closed": "an account: write --email and --password behind the line",
+}
 SCHEDULER_BYTES_MAX = 200  # BOINC's client cuts the lines of this page at 255 bytes [WIRE 4]
 COUNTS = ("made", "open", "unsent", "in_progress", "to_validate", "to_assimilate", "done", "failed",
           "valid", "invalid", "errors", "no_reply", "too_late")
@@ -56,7 +62,7 @@ def status(now):
     report, store = read_store(now)
     report = {
         "name": project.settings.name, "version": minigrid.__version__, "server_time": now,
-        **report, "files": result_files(),
+        **report, "files": result_files(), "paused": paused(now),
         "troubles": [{"time": at, "ago": ago(now - at), "text": text}
                      for at, text in reversed(project.errors)],
         "store": store, "counts": dict(project.counts),
@@ -111,7 +117,8 @@ def app_status(app, now):
 def note(app, now):
     """Say in words what is not as it should be with an application; empty if all is well."""
     if app.name not in apps:
-        return "not served now: its file has a fault (see the troubles below) or was taken away"
+        why = "its file has a fault (see the troubles below) or" if project.errors else "its file"
+        return f"not served now: {why} is not among those that this server was given"
     until = {wu_id: at for (name, wu_id), at in list(project.put_off.items())
              if name in (app.name, str(app.id))}
     if ALL in until:
@@ -195,12 +202,19 @@ def lag(now):
 # ---- Words ---------------------------------------------------------------------
 
 
+def paused(now):
+    """Return what volunteers are told while the project is paused; empty while it is not."""
+    return " ".join(text for stopped in plugged("stopped") if (text := stopped(now)))
+
+
 def state(report):
     """Say in one word and one line what goes on: out of work, waiting, or broken? [D-18]"""
     total, active = report["total"], report["hosts"]["active"]
     computers, out = plural(active, "computer"), plural(total["in_progress"], "task")
     if report["store"] != "fine":
         return "trouble", "the project has a problem on its side: its store cannot be used"
+    if report["paused"]:
+        return "waiting", f"paused: {report['paused']}"
     if not report["apps"]:
         return "empty", "no application is served yet"
     if active and (total["in_progress"] or total["unsent"]):
@@ -307,7 +321,13 @@ def invitation(now):
     local = is_local(host) and is_local(project.settings.host)
     fetch = FETCH.format(url=urls[0])
     return {"url": urls[0], "urls": urls, "join": f"python3 {fetch}", "join_windows": f"py {fetch}",
-            "only_here": local, "boinc": boinc_invitation(url, urls, port, now)}
+            "only_here": local, "needs": NEEDS[creation()],
+            "boinc": boinc_invitation(url, urls, port, now)}
+
+
+def creation():
+    """Say who may make an account: "open", "invitation" or "closed"."""
+    return plugged("account_creation")[-1]() if plugged("account_creation") else "open"
 
 
 def boinc_invitation(seen, urls, port, now):
@@ -322,8 +342,7 @@ def boinc_invitation(seen, urls, port, now):
     known = network(port, now // 60)[::-1] if own in ("0.0.0.0", "::") else [f"http://{own}:{port}"]
     url = next(filter(has_dot, [*urls, *known]), f"http://127.0.0.1:{port}") + "/"
     scheduler = (seen or url[:-1]) + plugged("scheduler_path")[-1]
-    creation = plugged("account_creation")[-1]() if plugged("account_creation") else "open"
-    return {"url": url, "creation": creation, "next": CREATION[creation],
+    return {"url": url, "creation": creation(), "next": CREATION[creation()],
             "scheduler": scheduler if len(scheduler.encode()) <= SCHEDULER_BYTES_MAX else "",
             "create": f"boinccmd --create_account {url} EMAIL PASSWORD NAME",
             "attach": f"boinccmd --project_attach {url} KEY"}

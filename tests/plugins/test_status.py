@@ -294,6 +294,10 @@ def test_an_application_without_its_file_keeps_its_counts(world, folder):
     make.restart(folder)
     app = row()
     assert not app["serving"] and "not served" in app["note"] and app["made"] == 7
+    m.project.errors = []
+    assert "troubles below" not in row()["note"], "there are none"
+    m.project.errors = [(NOW, "parts.py: line 1: invalid syntax")]
+    assert "see the troubles below" in row()["note"]
 
 
 def test_what_failed_is_said_beside_the_application(grid):
@@ -315,9 +319,10 @@ def test_an_application_that_fails_is_noted_by_the_core_under_the_keys_read_here
         assert "no disk" in status()["troubles"][0]["text"]
 
 
-def report(store="fine", active=0, apps=1, **counts):
+def report(store="fine", active=0, apps=1, paused="", **counts):
     total = {**dict.fromkeys(plugin().COUNTS, 0), **counts}
-    return {"store": store, "apps": [total] * apps, "total": total, "hosts": {"active": active}}
+    return {"store": store, "apps": [total] * apps, "total": total, "hosts": {"active": active},
+            "paused": paused}
 
 
 STATES = {
@@ -333,13 +338,23 @@ STATES = {
     "ready, but no work was made yet": dict(active=1),
     "no application is served yet": dict(apps=0, active=1),
     "the project has a problem on its side: its store cannot be used":
-        dict(store="disk full", active=3, in_progress=6),
+        dict(store="disk full", active=3, in_progress=6, paused="back at eight"),
+    "paused: back at eight": dict(active=3, in_progress=6, made=9, paused="back at eight"),
 }
 
 
 @pytest.mark.parametrize("text", STATES)
 def test_the_line_says_whether_we_are_out_of_work_or_broken(text):
     assert plugin().state(report(**STATES[text]))[1] == text
+
+
+def test_a_pause_is_shown_until_it_ends(grid):
+    make.add("count")
+    assert not status()["state"]["text"].startswith("paused")
+    (m.project.data / "paused").write_text("back at eight\n")
+    assert status()["state"] == {"word": "waiting", "text": "paused: back at eight"}
+    (m.project.data / "paused").unlink()
+    assert status()["paused"] == "" and not status()["state"]["text"].startswith("paused")
 
 
 def test_the_line_follows_a_project_through_its_life(folder):
@@ -658,6 +673,8 @@ def test_the_page_says_who_may_make_an_account(grid, get, monkeypatch, creation,
     page = Page(html)
     assert words in page.ids["boinc-next"] and '<a href="/join">' in html
     assert ("boinc-create" in page.ids) == (creation == "open")
+    assert ("no account" in html) == (creation == "open")
+    assert ("--invitation CODE" in html) == (creation == "invitation")
 
 
 def test_the_real_name_of_a_computer_with_boinc_is_shown_to_nobody(grid, get):

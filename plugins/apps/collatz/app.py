@@ -24,6 +24,7 @@ min_quorum = 2
 delay_bound = 3600  # seconds
 rsc_fpops_est = 5e9  # operations of a processor; a usual PC does 3e9 in a second
 rsc_fpops_bound = 5e12
+credit = 0.5  # as the others give for two seconds
 rsc_memory_bound = 100e6
 rsc_disk_bound = 1e6
 

@@ -170,7 +170,7 @@ def test_tasks_of_a_computer_and_of_a_volunteer_are_listed(web, world):
         assert row["Application"] == "count 1, python"
     (row,) = look(web, "/results.php?hostid=4").table
     assert row["State"] == "in progress" and row["Credit"] == row["Run time"] == ""
-    assert row["Reported"].startswith("due 2023-11-15")
+    assert row["Reported (UTC)"].startswith("due 2023-11-15")
 
 
 def test_a_long_list_is_turned_over(web):

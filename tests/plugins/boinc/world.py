@@ -5,6 +5,7 @@ in it ends with the test.
 """
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -19,10 +20,11 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = ("boinc", "boinccmd", "unshare", "nsenter", "setpriv", "ip")
 URL = "http://127.0.0.1:8080/"
 PASSWORD = "correct horse"
+PROJECT_FOLDER = "projects/127.0.0.1_8080"  # in a client's directory
 
 CC_CONFIG = """<cc_config>
 <log_flags><task>1</task><file_xfer>1</file_xfer><sched_ops>1</sched_ops>
-<sched_op_debug>1</sched_op_debug><unparsed_xml>1</unparsed_xml></log_flags>
+<sched_op_debug>1</sched_op_debug><unparsed_xml>1</unparsed_xml>{flags}</log_flags>
 <options><allow_multiple_clients>1</allow_multiple_clients>
 <dont_contact_ref_site>1</dont_contact_ref_site><no_info_fetch>1</no_info_fetch>
 <no_gpus>1</no_gpus><skip_cpu_benchmarks>1</skip_cpu_benchmarks>
@@ -37,7 +39,7 @@ PREFS = """<global_preferences><run_on_batteries>1</run_on_batteries>
 <work_buf_additional_days>0</work_buf_additional_days><disk_interval>1</disk_interval>
 <disk_max_used_gb>0</disk_max_used_gb><disk_max_used_pct>100</disk_max_used_pct>
 <disk_min_free_gb>0</disk_min_free_gb><ram_max_used_busy_pct>90</ram_max_used_busy_pct>
-</global_preferences>
+{more}</global_preferences>
 """
 
 
@@ -140,6 +142,12 @@ class World:
         """Return what a program has said so far."""
         return (self.folder / f"{name}.log").read_text(errors="replace")[-6000:]
 
+    def kept(self, app):
+        """Return what an application keeps of its answers: {number of the workunit: answer}."""
+        path = self.folder / "data" / "results" / f"{app}.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return {line["number"]: line["answer"] for line in map(json.loads, lines)}
+
     def rows(self, query, *values):
         """Ask the store; a row is a tuple, a single column a value."""
         path = self.folder / "data" / "minigrid.db"
@@ -153,20 +161,25 @@ class World:
                      f"{query} {values}", self.tell)
 
     def hurry(self, query, *values, seconds=120):
-        """Wait as wait() does, and have the clients ask again now and then.
+        """Wait as wait() does, and have the clients ask again now and then."""
+        return self.nag(lambda: [row for row in self.rows(query, *values) if row], seconds,
+                        f"{query} {values}")
+
+    def nag(self, found, seconds, what):
+        """Wait as until() does, and have the clients ask again now and then.
 
         Without it, one that got no work stays away for 5 to 15 minutes [WIRE 15.2].
         """
         asked = 0.0
 
-        def found():
+        def look():
             nonlocal asked
             if time.monotonic() - asked > 6:  # An update within 5 s of a request is lost.
                 asked = time.monotonic()
                 for client in self.clients:
                     client.project("update")
-            return [row for row in self.rows(query, *values) if row]
-        return until(found, seconds, f"{query} {values}", self.tell)
+            return found()
+        return until(look, seconds, what, self.tell)
 
     def tell(self):
         """Describe where everything stands, for a test that failed."""
@@ -177,23 +190,37 @@ class World:
 
     # ---- Those who compute
 
-    def client(self, name, **more):
-        """Make a client in a directory of its own, attached to a new account; start it."""
+    def client(self, name, files=None, **more):
+        """Make a client in a directory of its own, attached to a new account; start it.
+
+        `files` (paths below its directory and texts) are there before its first start.
+        """
         client = Client(self, name, **more)
+        for path, text in (files or {}).items():
+            client.put(path, text)
         self.clients.append(client)
         client.start()
         return client
 
+    def clone(self, client, name):
+        """Copy the directory of a client that stands still; return the client that has the copy."""
+        copy = Client(self, name, client.key)
+        shutil.copytree(client.folder, copy.folder, symlinks=True, dirs_exist_ok=True)
+        self.clients.append(copy)
+        return copy
+
     def volunteer(self, name, *options):
         """Start our own volunteer."""
         return self.popen([sys.executable, str(ROOT / "plugins" / "volunteer.py"), URL,
-                           "--name", name, *options], name, cwd=self.folder)
+                           "--name", name, "--dir", str(self.folder / name), *options],
+                          name, cwd=self.folder)
 
 
 class Client:
     """A real BOINC client with a data directory of its own."""
 
-    def __init__(self, world, name, key="", ncpus=2, days=0.01, path="", port=None):
+    def __init__(self, world, name, key="", ncpus=2, days=0.01, path="", port=None, prefs="",
+                 flags=""):
         self.world, self.name, self.key = world, name, key
         self.port = port or 31500 + len(world.clients)
         self.folder = world.folder / name
@@ -201,10 +228,27 @@ class Client:
         self.process = None
         self.environment = {"PATH": f"{path}:{os.environ['PATH']}" if path else os.environ["PATH"],
                             "HOME": str(self.folder), "LANG": "C.UTF-8"}
-        for file, text in (("cc_config.xml", CC_CONFIG.format(ncpus=ncpus)),
-                           ("global_prefs_override.xml", PREFS.format(days=days)),
+        for file, text in (("cc_config.xml", CC_CONFIG.format(ncpus=ncpus, flags=flags)),
+                           ("global_prefs_override.xml", PREFS.format(days=days, more=prefs)),
                            ("gui_rpc_auth.cfg", "secret\n")):
-            (self.folder / file).write_text(text)
+            self.put(file, text)
+
+    @property
+    def files(self):
+        """The names of the files it keeps for the project."""
+        folder = self.folder / PROJECT_FOLDER
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+    def put(self, path, text):
+        """Write a file below its directory; a script may be run."""
+        path = self.folder / path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755 if text.startswith("#!") else 0o644)
+
+    def log(self):
+        """Return all that it has said so far, also before it was started again."""
+        return (self.world.folder / f"{self.name}.log").read_text(errors="replace")
 
     def start(self):
         """Start it; make an account and attach it, the first time."""
