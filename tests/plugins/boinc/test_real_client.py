@@ -69,10 +69,7 @@ LIAR = """#!/bin/sh
 exit 0
 """
 
-pytestmark = [
-    pytest.mark.boinc,
-    pytest.mark.skipif(bool(world.missing()) and not os.environ.get("CI"),
-                       reason=f"needs {', '.join(world.missing())}")]
+pytestmark = world.MARKS
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What the real BOINC client makes of the rarer features: trickles, keys, pauses, clones ..."""
 
 import hashlib
-import os
 import random
 import re
 import signal
@@ -143,10 +142,7 @@ ELSEWHERE = """<global_preferences>
 </global_preferences>
 """
 
-pytestmark = [
-    pytest.mark.boinc,
-    pytest.mark.skipif(bool(world.missing()) and not os.environ.get("CI"),
-                       reason=f"needs {', '.join(world.missing())}")]
+pytestmark = world.MARKS
 
 
 @pytest.fixture

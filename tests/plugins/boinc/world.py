@@ -16,6 +16,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = ("boinc", "boinccmd", "unshare", "nsenter", "setpriv", "ip")
 URL = "http://127.0.0.1:8080/"
@@ -46,6 +48,12 @@ PREFS = """<global_preferences><run_on_batteries>1</run_on_batteries>
 def missing():
     """Return which programs this machine lacks for a closed world."""
     return [name for name in PROGRAMS if not shutil.which(name)]
+
+
+MARKS = [  # of tests in such a world; CI installs the programs and skips none
+    pytest.mark.boinc,
+    pytest.mark.skipif(bool(missing()) and not os.environ.get("CI"),
+                       reason=f"needs {', '.join(missing())}")]
 
 
 def until(found, seconds, what, tell=lambda: ""):
