@@ -30,7 +30,7 @@ import minigrid as m
 ROOT = Path(m.__file__).resolve().parent
 KILLS = int(os.environ.get("MINIGRID_KILLS", "10"))
 SEED = int(os.environ.get("MINIGRID_SEED", "1"))
-PATIENCE = 30  # seconds until something that does not end is a failure
+PATIENCE = 60  # seconds until something that does not end is a failure
 N_WORKUNITS = 60 + 12 * KILLS
 APP = f'''"""quick: squares, at once."""
 

@@ -26,7 +26,7 @@ def serving(directory, settings=""):
         netloc = urllib.parse.urlsplit(url).netloc
 
         def send(method, path, body=None, headers={}):
-            connection = http.client.HTTPConnection(netloc, timeout=30)
+            connection = http.client.HTTPConnection(netloc, timeout=60)
             with contextlib.closing(connection):
                 connection.request(method, path, body, headers)
                 answer = connection.getresponse()
@@ -35,7 +35,7 @@ def serving(directory, settings=""):
         yield send
     finally:
         process.terminate()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
         process.stdout.close()
 
 
@@ -75,7 +75,7 @@ def test_half_sent_requests_keep_nobody_waiting(tmp_path):
         url = urllib.parse.urlsplit(ask_for_work(send, {}))
         for _ in range(20):
             slow = stack.enter_context(contextlib.closing(
-                http.client.HTTPConnection(url.netloc, timeout=30)))
+                http.client.HTTPConnection(url.netloc, timeout=60)))
             slow.putrequest("POST", "/scheduler")
             slow.putheader("Content-Length", "1000")
             slow.endheaders()

@@ -11,7 +11,7 @@ import pytest
 import minigrid as m
 
 ROOT = Path(m.__file__).resolve().parent
-PATIENCE = 20
+PATIENCE = 60
 
 
 @pytest.fixture

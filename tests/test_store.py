@@ -27,7 +27,7 @@ from peewee import IntegrityError
 import minigrid as m
 
 NOW = 1_800_000_000
-PATIENCE = 20  # seconds until something that does not end is a failure
+PATIENCE = 60  # seconds until something that does not end is a failure
 ROOT = Path(m.__file__).resolve().parent
 
 

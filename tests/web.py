@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 import minigrid as m
 
 NOW = 1_800_000_000
-PATIENCE = 20  # seconds until something that does not end is a failure
+PATIENCE = 60  # seconds until something that does not end is a failure
 ANYTHING = settings(max_examples=150, deadline=None, database=None, suppress_health_check=[
     HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 ECHO = '''"""echo: gives back what it got."""
