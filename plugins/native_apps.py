@@ -98,20 +98,35 @@ def load(path):
 def enter(application, row, now):
     """Enter the versions whose files or options are new. Runs in the writer."""
     rows = []
-    for version in read_versions(application.path.parent):
-        if version.platform not in KNOWN_PLATFORMS:
-            remember(now, f"{version.folder}: BOINC knows no platform '{version.platform}'; only "
-                          f"computers that call themselves so will get this program")
-        files = [describe(application, path, path == version.files[0]) for path in version.files]
+    for version in versions_of(application.path.parent):
+        platform, (main, *_) = version["platform"], version["sources"]
+        if platform not in KNOWN_PLATFORMS:
+            remember(now, f"{main.parent}: BOINC knows no platform '{platform}'; only computers "
+                          f"that call themselves so will get this program")
         rows.append(minigrid.plugged("enter_version")[-1](
-            row, application, version.platform, version.plan_class, files, version.options, now))
+            row, application, platform, version["plan_class"], version["files"],
+            version["options"], now))
     application.versions = rows
 
 
-def describe(application, path, main):
+def versions_of(folder):
+    """Yield what volunteers get of the application in a folder: a dict for each version.
+
+    `files` are as enter_version() wants them, `sources` the paths that they come from. Raises
+    PluginError naming folder or file and what was wanted.
+    """
+    folder = folder.resolve()
+    for version in read_versions(folder):
+        main = version.files[0]
+        yield dict(app=folder.name, platform=version.platform, plan_class=version.plan_class,
+                   options=version.options, sources=version.files,
+                   files=[describe(folder.name, path, path == main) for path in version.files])
+
+
+def describe(name, path, main):
     """Return a file as enter_version() wants it. The same content keeps its name [WIRE 17]."""
     content = read_file(path)
-    file = dict(name=f"{application.name}_{hashlib.sha256(content).hexdigest()[:16]}_{path.name}",
+    file = dict(name=f"{name}_{hashlib.sha256(content).hexdigest()[:16]}_{path.name}",
                 content=content, open_name=path.name)
     if main:
         file["main"] = True

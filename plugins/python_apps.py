@@ -126,11 +126,21 @@ def check_hook(path, module, name):
 
 def enter(application, row, now):
     """Enter a new version of an application if its content is new. Runs in the writer."""
-    content = application.path.read_bytes()
+    (version,) = versions_of(application.path)
+    application.versions = [enter_version(
+        row, application, "python", "", version["files"], {}, now)]
+
+
+def versions_of(path):
+    """Return what volunteers get of the application at a path: a dict for each version.
+
+    `files` are as enter_version() wants them, `sources` the paths that they come from.
+    """
+    content = path.read_bytes()
     # With the number in its name: an older content that comes back gets a new name once more.
-    name = f"{application.name}_{{}}_{hashlib.sha256(content).hexdigest()[:8]}.py"
-    file = dict(name=name, content=content, open_name="app.py", main=True)
-    application.versions = [enter_version(row, application, "python", "", [file], {}, now)]
+    name = f"{path.stem}_{{}}_{hashlib.sha256(content).hexdigest()[:8]}.py"
+    return [dict(app=path.stem, platform="python", sources=[path], files=[
+        dict(name=name, content=content, open_name="app.py", main=True)])]
 
 
 def enter_version(row, application, platform, plan_class, files, options, now):
@@ -244,10 +254,17 @@ def check_workunit(path, i, given, takes):
     try:
         for name in files if isinstance(files, dict) else ():
             check_open_name(name)
+            if str(name).lower().endswith(CODE_SUFFIXES):
+                raise ValueError(f"the file name '{name:.80}' is a program's; inputs are not "
+                                 f"signed, so volunteers refuse it; wanted: another name")
         what = "input"
         return {**given, "input": encode(given["input"], takes)}
     except (ValueError, TypeError, RecursionError) as error:
         raise PluginError(f"{path}: workunit({i}): {what}: {error}") from None
+
+
+# As volunteer.py knows them: what a program next to it might import or load [D11].
+CODE_SUFFIXES = (".py", ".pyc", ".pyd", ".so", ".dll", ".exe", ".dylib", ".bat", ".cmd", ".pth")
 
 
 def check_open_name(name):
@@ -319,8 +336,8 @@ class HookThread:
         try:
             return future.result(seconds)
         except concurrent.futures.TimeoutError:
-            if future.done():
-                raise
+            if future.done():  # By a TimeoutError of its own, or just when its time was up.
+                return future.result()
             self.tasks = None  # Nobody can stop a thread; the next hook gets a new one.
             raise TimeoutError(f"no answer within {seconds:g} s") from None
 

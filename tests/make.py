@@ -73,6 +73,8 @@ def states(rows, name):
 
 # ---- Projects ------------------------------------------------------------------
 
+KEPT = ("strong_private.pem", "strong_public")  # Drawing them takes longer than most tests.
+
 COUNT = '''"""count: i for i, two must agree."""
 
 
@@ -117,7 +119,7 @@ def assimilate(workunit, answer):
 def project(folder, apps, **settings):
     """Open a project in a folder, empty though an older one may have left directories there."""
     old = [os.path.join(place, file) for place, _, files in os.walk(folder / "data")
-           for file in files]
+           for file in files if file not in KEPT]
     for path in [*old, *folder.glob("*.py")]:
         os.unlink(path)
     for name, text in apps.items():

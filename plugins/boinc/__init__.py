@@ -1,13 +1,14 @@
 """The BOINC protocol: any unmodified BOINC client in the world can join [WIRE].
 
-The modules: `scheduler` the RPC, `reader` what clients send, `keys` signatures of files, `accounts`
-attaching, `uploads` and `early` outputs, `start` and `shipped` the program that BOINC clients start
-for a Python file or a native program, `pages` and `stats` what links and statistics sites open.
+The modules: `scheduler` the RPC, `reader` what clients send, `accounts` attaching, `uploads` and
+`early` outputs, `start` and `shipped` the program that BOINC clients start for a Python file or a
+native program, `pages` and `stats` what links and statistics sites open. Files are signed by the
+plugin `keys`.
 """
 
-from minigrid import project, read_settings
+from minigrid import PluginError, plugged, project, read_settings
 
-from . import accounts, early, keys, pages, scheduler, shipped, stats, uploads
+from . import accounts, early, pages, scheduler, shipped, stats, uploads
 
 TABLES = scheduler.TABLES
 scheduler_path = "/boinc/scheduler"  # for the master page [WIRE 4]
@@ -16,13 +17,14 @@ boinc_platforms = scheduler.boinc_platforms
 cpid_of = scheduler.cpid_of
 start_files = shipped.start_files
 Channel = early.Channel
-commands = keys.commands
 
 
 def routes(app, clock):
     """Open the keys of the project and add the addresses of the protocol."""
     scheduler.settings = read_settings("setup.cfg", scheduler.Settings, "boinc")
-    scheduler.keys = uploads.keys = keys.open_keys(project.data / "keys")
+    if not plugged("open_boinc_keys"):
+        raise PluginError("the plugin boinc needs the plugin keys: add it to 'plugins'")
+    scheduler.keys = uploads.keys = plugged("open_boinc_keys")[-1](project.data / "keys")
     for module in (scheduler, accounts, uploads, pages, stats):
         module.routes(app, clock)
 

@@ -359,7 +359,7 @@ def test_the_start_program_of_each_system(grid, tmp_path):
 @pytest.mark.parametrize("name, why", [
     ("twice", "a file of a version"), ("TWICE", "a file of a version"),
     ("in", "clients or systems use"), ("trickle_up.0", "clients"), ("output.new", "clients"),
-    ("app.py", "clients")])
+    ("app.py", "clients"), ("helper.py", "a program's"), ("LIB.DLL", "a program's")])
 def test_further_input_files_hide_no_file(grid, loader, tmp_path, name, why):
     app = APP.replace('{"input": b"%d" % i}', f'{{"input": b"", "files": {{{name!r}: b""}}}}')
     application = loader.load(write(tmp_path, {**PROGRAM, "app.py": app}))
@@ -396,7 +396,7 @@ def volunteer(tmp_path, plugins):
     def function(url, name, **options):
         options = {"platforms": ("python", LINUX), **options}
         voice = v.Voice(stream=open(tmp_path / f"{name}.log", "w"), errors=sys.stderr)
-        client = v.Client(tmp_path / name, url, v.Options(name, **options), v.Transport(),
+        client = v.Client(tmp_path / name, [(url, None)], v.Options(name, **options), v.Transport(),
                           random.Random(1), voice, lambda: {"p_ncpus": 1})
         client.state.p_fpops = 3e7
         client.log = voice.stream
@@ -455,7 +455,7 @@ def test_two_volunteers_run_it_and_agree(server, volunteer, tmp_path):
     assert answers() == {n: (b"table\nmore\n%d\n" % n).hex() for n in range(3)}
     assert m.Result.select().where(m.Result.outcome == 1).count() == 6
     assert {v.platform for v in m.AppVersion.select().join(m.Result)} == {LINUX}
-    kept = sorted(p.name.rpartition("_")[2] for p in (tmp_path / "ann" / "files").iterdir())
+    kept = sorted(p.name.rpartition("_")[2] for p in tmp_path.glob("ann/projects/*/files/*"))
     assert kept == ["more.txt", "table", "twice"]
     assert not any((tmp_path / "ann" / "slots").iterdir())
 
@@ -480,9 +480,9 @@ def test_who_refuses_native_programs_gets_none(server, volunteer, tmp_path):
     for _ in range(200):
         client.step(NOW)
         client.wait(0.01)
-        if client.project.n_empty:
+        if client.projects[0].n_empty:
             break
-    assert client.project.n_empty and not client.project.jobs
+    assert client.projects[0].n_empty and not client.jobs
     assert not m.Result.select().where(m.Result.server_state != 2).exists()
     client.leave(lambda: NOW)
     client.log.close()

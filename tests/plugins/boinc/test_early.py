@@ -16,7 +16,7 @@ import pytest
 from test_uploads import HEADER, PLAIN, QUERY, Answer
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE = 30
+PATIENCE = 60
 CONTENT = bytes(range(256)) * 8192  # 2 MiB: clients ask before they send so much [WIRE 2]
 BIG = 16 << 20  # with its header more than the smallest bound of the server
 ECHO = f'''"""echo: gives back what it got."""
@@ -39,8 +39,8 @@ class Server:
     def __init__(self, folder, url):
         self.folder, self.netloc = folder, urllib.parse.urlsplit(url).netloc
         self.address = self.netloc.split(":")
-        module = importlib.import_module("minigrid_plugin_boinc.keys")
-        self.keys = module.open_keys(folder / "data" / "keys")
+        module = importlib.import_module("minigrid_plugin_keys")
+        self.keys = module.open_boinc_keys(folder / "data" / "keys")
 
     def ask(self, method, path, body=None):
         """Send a request as usual; return its JSON or text."""

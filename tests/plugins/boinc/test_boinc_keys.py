@@ -1,4 +1,4 @@
-"""Keys and signatures: the client's own format, crashes in the middle, keys kept elsewhere."""
+"""Keys that BOINC clients know: their own format, crashes in the middle, keys kept elsewhere."""
 
 import hashlib
 import importlib.util
@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 import minigrid as m
 
-PATH = Path(__file__).resolve().parents[3] / "plugins" / "boinc" / "keys.py"
-SPEC = importlib.util.spec_from_file_location("boinc_keys_under_test", PATH)
+PATH = Path(__file__).resolve().parents[3] / "plugins" / "keys.py"
+SPEC = importlib.util.spec_from_file_location("keys_under_test", PATH)
 keys = sys.modules[SPEC.name] = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(keys)
+open_keys, read_key = keys.open_boinc_keys, keys.BOINC.read
 posix = pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
 
 # What a real client 7.20.5 accepted: it replaced the first key by the second, and ran a file.
@@ -71,7 +72,8 @@ def no_fsync(monkeypatch):
 def made(tmp_path_factory):
     """The files of keys made once, to be copied: most tests need some, not their own."""
     folder = tmp_path_factory.mktemp("made") / "keys"
-    keys.open_keys(folder)
+    open_keys(folder)
+    keys.open_keys(folder, keys.STRONG)
     return folder
 
 
@@ -102,25 +104,26 @@ def lines(folder):
 
 
 def public_only(folder):
-    """Take away what a server without the private key does not have."""
-    (folder / "code_sign_private.pem").unlink()
+    """Take away what a server without the private keys does not have."""
+    for path in folder.glob("*_private.pem"):
+        path.unlink()
 
 
 # ---- The client's format -----------------------------------------------------
 
 
 def test_what_the_real_client_accepted_is_accepted_and_nothing_beside_it():
-    old, new, first = map(keys.read_key, (OLD, NEW, FIRST))
+    old, new, first = map(read_key, (OLD, NEW, FIRST))
     assert (old.text, new.text, first.text) == (OLD, NEW, FIRST)
-    assert keys.verifies(keys.md5_of(NEW), NEW_SIGNED_BY_OLD, old)
+    assert keys.verifies(keys.BOINC.digest_of_key(NEW), NEW_SIGNED_BY_OLD, old)
     assert keys.verifies(FILE, FILE_SIGNED_BY_FIRST, first)
-    assert not keys.verifies(keys.md5_of(NEW + "\n"), NEW_SIGNED_BY_OLD, old)
-    assert not keys.verifies(keys.md5_of(NEW), NEW_SIGNED_BY_OLD, new)
+    assert not keys.verifies(keys.BOINC.digest_of_key(NEW + "\n"), NEW_SIGNED_BY_OLD, old)
+    assert not keys.verifies(keys.BOINC.digest_of_key(NEW), NEW_SIGNED_BY_OLD, new)
     assert not keys.verifies(FILE, FILE_SIGNED_BY_FIRST.replace("3c1d", "3c1e"), first)
 
 
 def test_keys_are_made_in_the_clients_format(folder):
-    opened = keys.open_keys(folder)
+    opened = open_keys(folder)
     assert opened.can_sign and opened.public.startswith("1024\n") and opened.former == 0
     assert client_accepts(opened.signature(A, "a.py"), A, opened.public)
     assert opened.signature(A) != opened.signature(B)
@@ -130,7 +133,7 @@ def test_keys_are_made_in_the_clients_format(folder):
 @pytest.mark.skipif(not shutil.which("openssl") and not os.environ.get("CI"), reason="no openssl")
 def test_openssl_agrees_on_key_and_signature(folder, tmp_path):
     """openssl signs 32 digits with the private file and gets our bytes; its public key is ours."""
-    opened = keys.open_keys(folder)
+    opened = open_keys(folder)
     (tmp_path / "digits").write_text(A)
     private = str(folder / "code_sign_private.pem")
     raw = subprocess.run(
@@ -153,7 +156,7 @@ def test_openssl_agrees_on_key_and_signature(folder, tmp_path):
     OLD.upper(), OLD.replace("\n", "\r\n"), OLD.replace("\n", " "), OLD[:-2], f"\n  {OLD}  \n\n",
     OLD.replace("1024", "999"), "1024\n" + OLD[5:].replace("\n", "")])
 def test_the_same_key_in_other_clothes(changed):
-    assert keys.read_key(changed) == keys.read_key(OLD)
+    assert read_key(changed) == read_key(OLD)
 
 
 @pytest.mark.parametrize("text", [
@@ -163,7 +166,7 @@ def test_the_same_key_in_other_clothes(changed):
     f"1024\n{'0' * 512}\n.", "1024\n" + "0" * 255 + "3" + "0" * 255 + "3\n."])
 def test_what_is_no_key(text):
     with pytest.raises(ValueError):
-        keys.read_key(text)
+        read_key(text)
 
 
 @given(st.text() | st.binary().map(lambda raw: raw.decode("latin-1")))
@@ -178,7 +181,7 @@ def test_any_text_is_unknown_or_no_key_at_all(shared, text):
 @pytest.fixture(scope="module")
 def shared(made):
     """Keys that no test changes."""
-    return keys.open_keys(made)
+    return open_keys(made)
 
 
 # ---- Files -------------------------------------------------------------------
@@ -189,7 +192,7 @@ def test_private_files_are_private_whatever_the_umask(tmp_path):
     before = os.umask(0)
     try:
         folder = tmp_path / "deep" / "keys"
-        opened = keys.open_keys(folder)
+        opened = open_keys(folder)
         opened.signature(A)
         opened.change()
         opened.signature(A)
@@ -206,12 +209,12 @@ def test_private_files_are_private_whatever_the_umask(tmp_path):
 def test_private_files_that_others_can_read_are_refused_with_advice(folder, name, mode):
     (folder / name).chmod(mode)
     with pytest.raises(m.StoreError, match=f"chmod 600 {re.escape(str(folder / name))}"):
-        keys.open_keys(folder)
+        open_keys(folder)
 
 
 def test_keys_are_made_once(folder):
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    assert keys.open_keys(folder).public == keys.open_keys(folder).public
+    assert open_keys(folder).public == open_keys(folder).public
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
@@ -221,14 +224,14 @@ def test_two_first_starts_draw_different_secrets(tmp_path, monkeypatch):
     for name in ("one", "two"):
         random.seed(1)
         monkeypatch.setattr(m.project, "rng", random.Random(1))
-        opened = keys.open_keys(tmp_path / name)
+        opened = open_keys(tmp_path / name)
         texts += [opened.public, (tmp_path / name / "upload_secret").read_text()]
     assert len(set(texts)) == 4
 
 
 def test_no_keys_are_made_unless_asked(tmp_path):
-    with pytest.raises(m.StoreError, match="there are no keys in .*minigrid keys --make"):
-        keys.open_keys(tmp_path / "keys", make=False)
+    with pytest.raises(m.StoreError, match="no keys for BOINC clients in .*minigrid keys --make"):
+        open_keys(tmp_path / "keys", make=False)
     assert not (tmp_path / "keys").exists()
 
 
@@ -257,7 +260,8 @@ FAULTS = {  # id: (what is done to the folder, what is said)
                                   "history is damaged"),
     "history of other texts": (damage("history", json.dumps(
         [{"old": OLD, "new": "x", "signature": ""}])), "history is damaged"),
-    "both keys lost": (lambda folder: [(folder / "signatures").touch(), public_only(folder),
+    "both keys lost": (lambda folder: [(folder / "signatures").touch(),
+                                       (folder / "code_sign_private.pem").unlink(),
                                        (folder / "code_sign_public").unlink()],
                        "code_sign_public is missing beside signatures"),
     "public key lost": (lambda folder: [
@@ -280,7 +284,7 @@ def test_damage_is_told_in_one_plain_sentence_and_mends_nothing_by_guess(folder,
     spoil(folder)
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     with pytest.raises(m.StoreError, match=said) as caught:
-        keys.open_keys(folder)
+        open_keys(folder)
     assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
@@ -289,9 +293,9 @@ def test_damage_is_told_in_one_plain_sentence_and_mends_nothing_by_guess(folder,
 
 
 def test_a_server_without_the_private_key_uses_what_was_signed_elsewhere(folder):
-    signature = keys.open_keys(folder).signature(A, "a.py")
+    signature = open_keys(folder).signature(A, "a.py")
     public_only(folder)
-    server = keys.open_keys(folder)
+    server = open_keys(folder)
     assert not server.can_sign
     assert (server.signature(A), server.signature(B)) == (signature, None)
     with pytest.raises(m.ClientError, match="private key is not in"):
@@ -302,9 +306,9 @@ def test_a_server_without_the_private_key_uses_what_was_signed_elsewhere(folder)
 
 def test_signatures_copied_in_are_taken_without_a_restart(folder, made, tmp_path):
     public_only(folder)
-    server = keys.open_keys(folder)
+    server = open_keys(folder)
     assert server.signature(A) is None
-    signer = keys.open_keys(made, signatures=tmp_path / "signatures")
+    signer = open_keys(made, signatures=tmp_path)
     text = signer.signature(A, "a.py")
     shutil.copy(tmp_path / "signatures", folder / "signatures")
     assert server.signature(A) == text
@@ -315,11 +319,11 @@ def test_signatures_copied_in_are_taken_without_a_restart(folder, made, tmp_path
 
 
 def test_bad_signatures_are_ignored_reported_once_and_made_again(folder, warnings):
-    opened = keys.open_keys(folder)
+    opened = open_keys(folder)
     good = opened.signature(A, "a.py")
     bad = f"{B} {keys.joined(good)} b.py\nnonsense\n{B} {'f' * 256} b.py\n{A[:9]} 00 a\n"
     (folder / "signatures").write_text(bad + "\n".join(lines(folder)) + "\n")
-    again = keys.open_keys(folder)
+    again = open_keys(folder)
     assert again.signature(A) == good
     for _ in range(3):
         assert client_accepts(again.signature(B, "b.py"), B, again.public)
@@ -328,37 +332,37 @@ def test_bad_signatures_are_ignored_reported_once_and_made_again(folder, warning
     assert warnings().count("line 2 is no signature") == 1 == warnings().count("line 4 is no")
     public_only(folder)
     (folder / "signatures").write_text(bad)
-    assert keys.open_keys(folder).signature(B) is None
+    assert open_keys(folder).signature(B) is None
 
 
 def test_a_later_good_line_counts_beside_a_bad_one(folder):
-    good = keys.joined(keys.open_keys(folder).signature(A))
+    good = keys.joined(open_keys(folder).signature(A))
     public_only(folder)
     (folder / "signatures").write_text(f"{A} {good[::-1]} a\n{A} {good}\n{A} 00 a\n")
-    assert keys.joined(keys.open_keys(folder).signature(A)) == good
+    assert keys.joined(open_keys(folder).signature(A)) == good
 
 
 @pytest.mark.parametrize("kept", [0, 1, 40, 100, 287, 288, 289, 290, 294])
 def test_a_torn_last_line_costs_nothing(folder, kept):
     """Whatever is left of a line after a crash: the file is signed again, its neighbours stay."""
-    opened = keys.open_keys(folder)
+    opened = open_keys(folder)
     first, second = opened.signature(A, "a.py"), opened.signature(B, "b.py")
     whole = (folder / "signatures").read_bytes()
     start = whole.index(b"\n") + 1
     (folder / "signatures").write_bytes(whole[:start + kept])
-    after = keys.open_keys(folder)
+    after = open_keys(folder)
     assert (after.signature(B, "b.py"), after.signature(A, "a.py")) == (second, first)
     third = after.signature(FILE, "c.py")
     public_only(folder)
-    server = keys.open_keys(folder)
+    server = open_keys(folder)
     assert [server.signature(x) for x in (A, B, FILE)] == [first, second, third]
 
 
 def test_names_cannot_forge_lines(folder):
-    opened = keys.open_keys(folder)
+    opened = open_keys(folder)
     opened.signature(A, f"a.py\n{B} {'0' * 256} \udcffé\r\n\x85\u2028x")
     assert len((folder / "signatures").read_bytes().split(b"\n")) == 2
-    assert keys.open_keys(folder).signed == {A}
+    assert open_keys(folder).signed == {A}
 
 
 @pytest.mark.parametrize("md5", ["", "x", A.upper(), A + "0", A + "\n", A[:-1] + "\u0661"])
@@ -368,7 +372,7 @@ def test_only_an_md5_can_be_signed(shared, md5):
 
 
 def test_a_full_disk_does_not_stop_signing(folder, monkeypatch, warnings):
-    opened = keys.open_keys(folder)
+    opened = open_keys(folder)
     (folder / "signatures").mkdir()
     assert client_accepts(opened.signature(A), A, opened.public)
     assert client_accepts(opened.signature(A), A, opened.public)
@@ -379,24 +383,24 @@ def test_a_key_with_a_short_modulus_works_as_the_client_wants_it():
     """512 bits: signatures are as long as the key, fields as long as ever [WIRE 8.1]."""
     p, q = 2 ** 255 + 95, 2 ** 256 + 297  # Both prime.
     assert pow(3, p - 1, p) == pow(3, q - 1, q) == 1
-    key = keys.Key(p * q, 65537)
+    key = keys.Key(p * q, 65537, keys.BOINC)
     d = pow(65537, -1, (p - 1) * (q - 1))
     signature = keys.sign(A, key, d)
     assert key.text.startswith("512\n" + "0" * 64) and len(keys.joined(signature)) == 128
-    assert keys.read_key(key.text) == key and keys.verifies(A, signature, key)
+    assert read_key(key.text) == key and keys.verifies(A, signature, key)
     assert client_accepts(signature, A, key.text)
     beside = f"{int(keys.joined(signature), 16) + key.n:0128x}"
     assert not keys.verifies(A, beside, key), "larger than the modulus: the client refuses it"
 
 
 def test_a_signature_is_sent_in_full_length_though_it_was_written_without_zeros(folder):
-    opened = keys.open_keys(folder)
+    opened = open_keys(folder)
     found = ((md5, opened.signature(md5)) for n in range(2000)
              for md5 in [hashlib.md5(b"%d" % n).hexdigest()])
     md5, text = next((md5, text) for md5, text in found if text[0] == "0")
     public_only(folder)
     (folder / "signatures").write_text(f"{md5} {keys.joined(text).lstrip('0')} x\n")
-    assert keys.open_keys(folder).signature(md5) == text
+    assert open_keys(folder).signature(md5) == text
 
 
 def test_many_threads_sign_each_file_once(folder, monkeypatch):
@@ -412,7 +416,7 @@ def test_many_threads_sign_each_file_once(folder, monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(keys, "sign", slow)
-    opened = keys.open_keys(folder)
+    opened = open_keys(folder)
     wanted = [hashlib.md5(b"%d" % n).hexdigest() for n in range(12)]
     barrier = threading.Barrier(4)
 
@@ -449,7 +453,7 @@ def follow(opened, held):
 
 
 def test_clients_of_any_former_key_follow_step_by_step(folder):
-    opened = keys.open_keys(folder)
+    opened = open_keys(folder)
     held = [opened.public]
     for _ in range(3):
         opened.change()
@@ -461,7 +465,7 @@ def test_clients_of_any_former_key_follow_step_by_step(folder):
     assert opened.answer(held[0])[1] == held[1]
     assert opened.answer(held[2].replace("\n", "\r\n").upper())[1] == held[3]
     assert follow(opened, OLD)[2] == follow(opened, "nonsense")[2] == "unknown"
-    assert keys.open_keys(folder).answer(held[1]) == opened.answer(held[1])
+    assert open_keys(folder).answer(held[1]) == opened.answer(held[1])
 
 
 def test_the_answer_of_the_recorded_exchange(folder):
@@ -470,7 +474,7 @@ def test_the_answer_of_the_recorded_exchange(folder):
     (folder / "code_sign_public").write_bytes(NEW.replace("\n", "\r\n").encode())
     (folder / "history").write_text(json.dumps(
         [{"old": OLD, "new": NEW, "signature": NEW_SIGNED_BY_OLD}]))
-    server = keys.open_keys(folder)
+    server = open_keys(folder)
     assert server.answer(OLD) == ("old", NEW, NEW_SIGNED_BY_OLD)
     assert server.answer(NEW) == ("current", "", "")
     assert server.answer("\n") == ("none", NEW, "")
@@ -481,11 +485,11 @@ def test_a_history_with_a_bad_signature_leads_nowhere(folder):
     (folder / "code_sign_public").write_text(NEW)
     (folder / "history").write_text(json.dumps(
         [{"old": OLD, "new": NEW, "signature": NEW_SIGNED_BY_OLD.replace("8fad", "8fae")}]))
-    assert keys.open_keys(folder).answer(OLD)[0] == "unknown"
+    assert open_keys(folder).answer(OLD)[0] == "unknown"
 
 
 def test_signatures_start_anew_with_the_new_key(folder, warnings):
-    opened = keys.open_keys(folder)
+    opened = open_keys(folder)
     before, old = opened.signature(A, "a.py"), opened.public
     opened.change()
     assert opened.signed == set()
@@ -495,7 +499,7 @@ def test_signatures_start_anew_with_the_new_key(folder, warnings):
 
 
 def test_a_running_server_takes_up_a_change_by_a_command(folder):
-    server, command = keys.open_keys(folder), keys.open_keys(folder)
+    server, command = open_keys(folder), open_keys(folder)
     old = server.public
     server.signature(A)
     command.change()
@@ -504,14 +508,14 @@ def test_a_running_server_takes_up_a_change_by_a_command(folder):
 
 
 def test_a_running_server_notices_that_the_private_key_was_taken_away(folder):
-    server = keys.open_keys(folder)
+    server = open_keys(folder)
     server.signature(A)
     public_only(folder)
     assert not server.can_sign and server.signature(A) and server.signature(B) is None
 
 
 def test_a_running_server_goes_on_while_its_files_are_wrong(folder, warnings):
-    server = keys.open_keys(folder)
+    server = open_keys(folder)
     public = server.public
     (folder / "code_sign_public").write_text(NEW)
     for _ in range(3):
@@ -524,7 +528,7 @@ def test_a_running_server_goes_on_while_its_files_are_wrong(folder, warnings):
 
 def test_files_that_did_not_change_are_not_read_again(folder, monkeypatch):
     """Each request asks for keys and signatures; checking a private key takes 10 ms."""
-    server = keys.open_keys(folder)
+    server = open_keys(folder)
     text = server.signature(A)
     assert server.signed == {A}
     monkeypatch.setattr(keys, "read_file", None)
@@ -574,21 +578,21 @@ def until_it_survives(crashes, act, check):
 
 def test_a_crash_at_any_step_of_a_change_strands_no_client(made, tmp_path, crashes):
     held, folder = [], tmp_path / "keys"
-    public = keys.open_keys(made).public
+    public = open_keys(made).public
 
     def act():
         crash = crashes.copy()
         crashes.clear()
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(made, folder)
-        opened = keys.open_keys(folder)
+        opened = open_keys(folder)
         opened.signature(A, "a.py")
         crashes[:] = crash
         opened.change()
 
     def check():
         """Who held the old key, and whoever got one since, comes to the key that signs."""
-        opened = keys.open_keys(folder)
+        opened = open_keys(folder)
         now, n, status = follow(opened, public)
         assert (now, status) == (opened.public, "current") and n <= 1 and opened.can_sign
         assert client_accepts(opened.signature(A), A, opened.public)
@@ -604,12 +608,12 @@ def test_a_crash_at_any_step_of_the_first_start_is_mended_by_the_next(tmp_path, 
     folder = tmp_path / "keys"
 
     def check():
-        opened = keys.open_keys(folder)
+        opened = open_keys(folder)
         assert client_accepts(opened.signature(A), A, opened.public)
         assert opened.certifies(opened.certificate("x", 1), "x", 1)
         shutil.rmtree(folder)
 
-    assert until_it_survives(crashes, lambda: keys.open_keys(folder), check) >= 9
+    assert until_it_survives(crashes, lambda: open_keys(folder), check) >= 9
 
 
 # ---- Upload certificates -----------------------------------------------------
@@ -635,12 +639,12 @@ def test_a_certificate_cannot_be_stretched_by_the_name(shared):
 
 
 def test_certificates_outlive_a_change_of_the_key_but_not_of_the_secret(folder):
-    opened = keys.open_keys(folder)
+    opened = open_keys(folder)
     text = opened.certificate("a", 1)
     opened.change()
-    assert keys.open_keys(folder).certifies(text, "a", 1)
+    assert open_keys(folder).certifies(text, "a", 1)
     (folder / "upload_secret").unlink()
-    assert not keys.open_keys(folder).certifies(text, "a", 1)
+    assert not open_keys(folder).certifies(text, "a", 1)
 
 
 # ---- Commands ----------------------------------------------------------------
@@ -655,7 +659,8 @@ def call(monkeypatch, tmp_path, capsys):
     import argparse
     monkeypatch.chdir(tmp_path)
     own = [p for p in m.plugins if not hasattr(p, "start_files")]
-    monkeypatch.setattr(m, "plugins", own + [SimpleNamespace(start_files=lambda _: [START])])
+    monkeypatch.setattr(m, "plugins", own + [SimpleNamespace(
+        start_files=lambda _: [START], scheduler_path="/boinc/scheduler")])
 
     def run(*arguments):
         parser = argparse.ArgumentParser(prog="minigrid")
@@ -691,15 +696,19 @@ def apps(tmp_path):
                  "collatz/versions/windows_x86_64/__pycache__/table.pyc"):
         path = tmp_path / "apps" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
+        path.write_text("[version]\n" if path.suffix == ".ini" else name)
     return tmp_path / "apps"
 
 
 def test_the_private_key_never_comes_near_the_server(call, tmp_path, apps):
-    """The whole way of README: make and sign there, copy, serve here, change there, copy."""
+    """The whole way of README: make and sign there, copy, serve here, change there, copy.
+
+    What our own volunteers see of it stands in ../test_keys.py.
+    """
     there, here = tmp_path / "safe", tmp_path / "data" / "keys"
     assert call("keys", "--make", there)[0] == 0
-    assert sorted(p.name for p in there.iterdir()) == ["code_sign_private.pem", "code_sign_public"]
+    assert sorted(p.name for p in there.iterdir()) == [
+        "code_sign_private.pem", "code_sign_public", "strong_private.pem", "strong_public"]
     status, text, _ = call("sign", "--keys", there, apps / "one.py", apps / "two.py")
     assert status == 0 and "3 new signatures, 3 files in all" in text
     here.mkdir(parents=True)
@@ -712,7 +721,7 @@ def test_the_private_key_never_comes_near_the_server(call, tmp_path, apps):
             seen()
 
     copy(text)
-    server = keys.open_keys(here)
+    server = open_keys(here)
     assert not server.can_sign
     wanted = [md5(b"one.py"), md5(b"two.py"), md5(START["content"])]
     assert all(client_accepts(server.signature(x), x, server.public) for x in wanted)
@@ -721,7 +730,7 @@ def test_the_private_key_never_comes_near_the_server(call, tmp_path, apps):
     told = []
     copy(call("sign", "--keys", there, apps / "one.py", apps / "two.py")[1],
          lambda: told.append(server.answer(held)[0]))
-    assert told == ["current", "current", "old"], "in another order clients are sent away"
+    assert told == ["current"] * 5 + ["old"], "in another order clients are sent away"
     assert follow(server, held) == (server.public, 1, "current") and server.public != held
     assert all(client_accepts(server.signature(x), x, server.public) for x in wanted)
     assert not (here / "code_sign_private.pem").exists()
@@ -731,16 +740,18 @@ def test_sign_takes_applications_as_the_loaders_find_them(call, folder, apps, mo
     """With the loaders that are there, and whatever is not theirs as plain files."""
     own = [p for p in m.plugins if not hasattr(p, "start_files")]
     native = [] if any(p.__name__.endswith("native_apps") for p in own) else [NATIVE]
-    monkeypatch.setattr(m, "plugins", own + native)
+    boinc = [SimpleNamespace(scheduler_path="/boinc/scheduler")]  # without a start program
+    monkeypatch.setattr(m, "plugins", own + native + boinc)
 
     def signed(*paths):
-        (folder / "signatures").unlink(missing_ok=True)
+        for path in folder.glob("*signatures"):
+            path.unlink()
         status, text, error = call("sign", *paths)
         assert (status, error) == (0, "")
         return set(re.findall(r"^  signed +(\S+)$", text, re.M))
 
     assert signed(apps) == {"one.py", "two.py", "table.py", "collatz", "collatz.exe"}
-    found = keys.open_keys(folder).signed
+    found = open_keys(folder).signed
     assert md5(b"collatz/versions/windows_x86_64/collatz.exe") in found and len(found) == 5
     for path in ("collatz", "collatz/app.py"):
         assert signed(apps / path) == {"table.py", "collatz", "collatz.exe"}
@@ -754,17 +765,18 @@ def test_sign_takes_applications_as_the_loaders_find_them(call, folder, apps, mo
 
 
 def test_signing_twice_adds_nothing_and_signatures_may_go_elsewhere(call, folder, apps, tmp_path):
+    (tmp_path / "usb").mkdir()
     for _ in range(2):
         assert call("sign", apps / "one.py", "--signatures", tmp_path / "usb")[0] == 0
-    assert len((tmp_path / "usb").read_text().splitlines()) == 2
+    assert len(lines(tmp_path / "usb")) == 2
     assert not (folder / "signatures").exists()
     assert "2 new" in call("sign", apps / "one.py")[1]
 
 
 def test_sign_refuses_in_one_sentence_and_signs_nothing_then(call, folder, apps):
     cases = {("sign", apps / "one.py", apps / "none.py"): "there is no file or directory",
-             ("sign", apps / "one.py", "--signatures", apps): "cannot write",
-             ("sign", apps / "one.py", "--keys", apps): "there are no keys in"}
+             ("sign", apps / "one.py", "--signatures", apps / "two.py"): "cannot write",
+             ("sign", apps / "one.py", "--keys", apps): "there are no keys for"}
     (apps / "empty").mkdir()
     cases[("sign", apps / "empty")] = "holds no application file"
     for arguments, said in cases.items():
@@ -777,14 +789,15 @@ def test_sign_refuses_in_one_sentence_and_signs_nothing_then(call, folder, apps)
 
 
 def test_keys_shows_what_is_where(call, folder):
-    opened = keys.open_keys(folder)
+    opened = open_keys(folder)
     opened.signature(A)
     status, text, _ = call("keys")
     assert status == 0 and f"keys in {Path('data') / 'keys'}" in text
+    text = text[text.index("for BOINC clients"):]
     assert re.search(r"private key +here", text) and re.search(r"signed files +1\n", text)
     shown = re.search("fingerprint ([0-9a-f]{32})", text)[1]
     assert hashlib.sha256(opened.public.encode()).hexdigest().startswith(shown)
-    text = call("keys", "--change")[1]
+    text = call("keys", "--change")[1].partition("for BOINC clients")[2]
     assert shown not in text and re.search(r"former keys +1\n", text)
     public_only(folder)
     assert re.search(r"private key +elsewhere", call("keys")[1])
@@ -796,5 +809,5 @@ def test_keys_are_not_made_over_others(call, folder, tmp_path):
     (folder / "code_sign_public").unlink()
     assert "there are keys in" in call("keys", "--make", folder)[2]
     assert before["code_sign_private.pem"] == (folder / "code_sign_private.pem").read_bytes()
-    assert "no keys in" in call("keys", "--keys", tmp_path / "nowhere")[2]
+    assert "there are no keys for" in call("keys", "--keys", tmp_path / "nowhere")[2]
     assert not (tmp_path / "nowhere").exists()
