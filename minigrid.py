@@ -51,12 +51,11 @@ import bottle
 import waitress
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
-from peewee import (SQL, BigIntegerField, BooleanField, CharField, DatabaseError,
-                    FloatField, ForeignKeyField, IntegerField, IntegrityError, Model,
-                    SqliteDatabase, TextField)
+from peewee import (SQL, BigIntegerField, BooleanField, CharField, DatabaseError, FloatField,
+                    ForeignKeyField, IntegerField, IntegrityError, Model, SqliteDatabase, TextField)
 from playhouse.fields import IntEnumField
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 log = logging.getLogger("minigrid")
 
 __all__ = [
@@ -840,8 +839,8 @@ class Settings:
     port: int = setting(8080, "port to listen on; 0 takes a free one")
     proxy: str = setting("", "address of a web server in front whose X-Forwarded-* are believed")
     apps: str = setting("plugins/apps", "application files, or directories of them")
-    plugins: str = setting("python_apps native_apps quorum hosts dispatch cleanup accounts files "
-                           "api trickles boinc status upkeep pause commands", "plugins to load")
+    plugins: str = setting("python_apps native_apps quorum hosts dispatch cleanup accounts keys "
+                           "files api trickles boinc status upkeep pause commands", "what to load")
     stock: int = setting(100, "unsent results to keep ready for each application")
     request_delay: float = setting(5, "s a client is asked to wait between requests")
     min_sendwork_interval: float = setting(2, "s between two requests of a host that may get work")
@@ -1370,8 +1369,7 @@ def is_error(r):
 
 def is_usable(r):
     """Say whether a result may still take part in a consensus [C19]."""
-    return (r.server_state == S.OVER and r.outcome == O.SUCCESS
-            and r.validate_state != V.INVALID)
+    return (r.server_state == S.OVER and r.outcome == O.SUCCESS and r.validate_state != V.INVALID)
 
 
 def transition(wu, results, now):
@@ -1890,9 +1888,10 @@ def answer_errors(route, clock):
 
 
 def http_error(status, text, **details):
-    """Answer with {"error": text} as JSON."""
-    body = json.dumps({"error": str(text), **details})
-    return bottle.HTTPResponse(body, status, Content_Type="application/json")
+    """Answer with {"error": text} as JSON; `retry_after` is told in a header, too."""
+    body, later = json.dumps({"error": str(text), **details}), details.get("retry_after")
+    headers = {"Retry-After": str(later)} if later else {}
+    return bottle.HTTPResponse(body, status, headers, Content_Type="application/json")
 
 
 def unknown_address(error):
@@ -1948,8 +1947,8 @@ def running(settings, paths, clock=wall_clock):
                 threads=8, ident=None, connection_limit=1000, channel_timeout=120,
                 max_request_body_size=max(settings.upload_bytes_max + 9000, 16 << 20),
                 outbuf_overflow=1 << 20, clear_untrusted_proxy_headers=True,
-                trusted_proxy=settings.proxy or None, trusted_proxy_headers={
-                    "x-forwarded-proto", "x-forwarded-host"} if settings.proxy else set())
+                trusted_proxy=settings.proxy or None, trusted_proxy_headers=(
+                    "x-forwarded-for x-forwarded-proto x-forwarded-host" if settings.proxy else ""))
         except (OSError, ValueError) as error:  # ValueError: waitress knows no such host.
             raise ClientError(f"cannot listen on {settings.host} port {settings.port}: "
                               f"{error}; try another --host or --port") from None
@@ -1961,7 +1960,8 @@ def running(settings, paths, clock=wall_clock):
         threading.Thread(target=server.run, name="http", daemon=True).start()
         run_pass(clock(), STAGES[:1])  # The first volunteer shall not wait for the first pass.
         jobs = BackgroundScheduler(timezone="UTC", executors={"default": ThreadPoolExecutor(1)})
-        common = dict(coalesce=True, max_instances=1, misfire_grace_time=None)  # [D7]
+        common = dict(coalesce=True, max_instances=1, misfire_grace_time=None,  # [D7]
+                      next_run_time=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()))  # at once
         jobs.add_job(lambda: run_pass(clock()), "interval", seconds=1, **common)
         for work in plugged("hourly"):
             jobs.add_job(lambda work=work: work(clock()), "interval", hours=1, **common)

@@ -6,6 +6,7 @@ e-mail address that every BOINC client sends [WIRE 5], and of that proof only a 
 
 import hashlib
 import hmac
+import ipaddress
 import re
 import threading
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ TRIES_FREE = 10  # wrong passwords for one account before the next one must wait
 WAIT_SECONDS, WAIT_SECONDS_MAX = 60, 3600  # the first wait, doubled by each more; the longest
 FORGET_SECONDS = 86400  # without a wrong password until all is forgiven
 ACCOUNTS_WATCHED = 10_000  # bound on what is remembered of wrong passwords
+JOINS_SECONDS = 3600  # for so long new accounts of one address are counted together
+ADDRESSES_WATCHED = 10_000  # bound on what is remembered of new accounts
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,14 @@ class AccountSettings:
     creation: str = setting("open", "who may join: open, invitation (who has a code), or closed")
     invitation_codes: str = setting("", "the codes, with blanks between; long ones are not guessed")
     min_passwd_length: int = setting(6, "shortest password, in characters")
+    joins_per_hour: int = setting(100, "new accounts, and wrong codes, from one address; 0: any")
 
 
 def routes(app, clock):
     """Read the settings; the protocols have the routes. Raises ClientError."""
-    global settings, tries
+    global settings, tries, joins
     settings = check_settings(minigrid.read_settings("setup.cfg", AccountSettings, "accounts"))
-    tries = Tries()
+    tries, joins = Tries(), Joins()
 
 
 def check_settings(given):
@@ -67,18 +71,19 @@ def min_passwd_length():
 # ---- New and old accounts ------------------------------------------------------
 
 
-def register(now, nickname="", email_addr="", password="", invitation=""):
+def register(now, nickname="", email_addr="", password="", invitation="", caller=""):
     """Make a user by nickname alone, or an account with address and password; return the user.
 
-    An account that exists is returned if the password is right, whoever may join. Raises
-    ClientError. Call it outside of the writer: the hash of a password is slow.
+    An account that exists is returned if the password is right, whoever may join. `caller` is the
+    network address of who asks, "" for this process itself. Raises ClientError. Call it outside of
+    the writer: the hash of a password is slow.
     """
     if not all(is_text(value) for value in (nickname, email_addr, password, invitation)):
         raise ClientError(f"nickname, email_addr, password and invitation must be texts of at "
                           f"most {TEXT_MAX} characters")
     name = tidy(nickname) or "anonymous"
     if not email_addr:
-        check_invitation(invitation)
+        check_invitation(now, invitation, caller)
         return project.write(lambda: User.create(
             create_time=now, name=name, authenticator=new_key()))
     address = check_address(email_addr.strip())
@@ -86,10 +91,10 @@ def register(now, nickname="", email_addr="", password="", invitation=""):
         raise ClientError(f"the password must have at least {settings.min_passwd_length} "
                           f"characters")
     proof = hashlib.md5((password + address).encode()).hexdigest()
-    return create_account(now, address, proof, name, invitation)
+    return create_account(now, address, proof, name, invitation, caller)
 
 
-def create_account(now, email_addr, passwd_hash, name="", invitation=""):
+def create_account(now, email_addr, passwd_hash, name="", invitation="", caller=""):
     """Make an account as a BOINC client asks for it, or find the one with this password [WIRE 5].
 
     `passwd_hash` is hex MD5 of password and lower-case address. Raises ClientError, with BOINC's
@@ -102,7 +107,7 @@ def create_account(now, email_addr, passwd_hash, name="", invitation=""):
     address, proof = check_address(email_addr), check_proof(passwd_hash)
     user = User.get_or_none(email_addr=address)
     if user is None:
-        check_invitation(invitation)
+        check_invitation(now, invitation, caller)
         # A client leaves out a name with < > & [WIRE 5]; the reference would turn it away.
         name = tidy(name) or tidy(address.split("@")[0])
         kept = hash_password(proof, f"{project.rng.getrandbits(64):016x}")
@@ -177,21 +182,73 @@ def check_proof(passwd_hash):
     return passwd_hash.lower()
 
 
-def check_invitation(invitation):
-    """Hold that a new user may join now, with this invitation code. Raises ClientError (403)."""
+def check_invitation(now, invitation, caller):
+    """Hold that a new user may join now, with this invitation code, from this network address.
+
+    Raises ClientError (403, 429).
+    """
     if settings.creation == "closed":
         raise ClientError("this project takes no new volunteers at present", 403,
                           error_num=CREATION_DISABLED)
-    if settings.creation == "open":
-        return
-    if not invitation:  # No BOINC client can send one: its user must go to the page for it.
+    if settings.creation == "invitation" and not invitation:
+        # No BOINC client can send one: its user must go to the page for it.
         raise ClientError("this project is open to those who have an invitation code: create your "
                           "account on its page /join", 403, error_num=CREATION_DISABLED)
+    joins.begin(caller, now)  # Before the code is looked at: wrong ones shall count.
+    if settings.creation == "open":
+        return
     given = invitation.strip().encode() if is_text(invitation) else b""
     # All are compared, and in constant time: the time taken says nothing about them.
     if not any([hmac.compare_digest(code.encode(), given)
                 for code in settings.invitation_codes.split()]):
         raise ClientError("that is no invitation code of this project", 403, error_num=ERROR)
+
+
+# ---- How many may join ---------------------------------------------------------
+
+
+class Joins:
+    """New accounts, and wrong invitation codes, of each network address, in memory.
+
+    A class behind one address must be able to join within a minute; a script that fills the store,
+    or guesses codes, must not go on for long.
+    """
+
+    def __init__(self):
+        self.lock, self.begun = threading.Lock(), {}  # address -> (how many, since when)
+
+    def begin(self, caller, now):
+        """Count one more from a caller's address. Raises ClientError (429) if it is too many."""
+        address = counted_as(caller)
+        if not address or not settings.joins_per_hour:
+            return
+        with self.lock:
+            n, since = self.begun.pop(address, (0, now))  # Put in again at the end: the newest.
+            since = min(since, now)  # A clock that was set back locks nobody out.
+            n, since = (n, since) if now < since + JOINS_SECONDS else (0, now)
+            self.begun[address] = (n + 1, since)
+            if len(self.begun) > ADDRESSES_WATCHED:
+                del self.begun[next(iter(self.begun))]
+        if n >= settings.joins_per_hour:
+            wait = since + JOINS_SECONDS - now
+            raise ClientError(f"too many have joined from your network within an hour: try again "
+                              f"in {wait} seconds", 429, error_num=ERROR, retry_after=wait)
+
+
+def counted_as(caller):
+    """Return what a network address counts as: "" for this machine itself, which is not counted.
+
+    An IPv6 address counts as its network of 64 bits, of which everybody has a whole one. Behind a
+    proxy this machine's own address may be that of all the world: then it counts like any other.
+    """
+    try:
+        address = ipaddress.ip_address(caller.partition("%")[0])
+    except ValueError:  # None at all: a call within this process, or a socket without addresses.
+        return ""
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_loopback and not project.settings.proxy:
+        return ""
+    return str(ipaddress.ip_network((address, 64 if address.version == 6 else 32), strict=False))
 
 
 # ---- Passwords -----------------------------------------------------------------
@@ -283,4 +340,4 @@ def user_of_key(key):
     return user if user and hmac.compare_digest(weak_key(user), key) else None
 
 
-settings, tries = AccountSettings(), Tries()
+settings, tries, joins = AccountSettings(), Tries(), Joins()

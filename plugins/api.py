@@ -5,7 +5,12 @@ field. What is downloaded and uploaded is the business of files.py.
 """
 
 import dataclasses
+import hashlib
+import ipaddress
 import json
+import re
+import urllib.parse
+from dataclasses import dataclass
 from pathlib import Path
 
 import bottle
@@ -13,7 +18,7 @@ from peewee import FloatField, IntegerField
 
 import minigrid
 from minigrid import (ClientError, Report, Request, Result, ServerState, StoreError, base_url,
-                      plugged, project, schedule)
+                      plugged, project, schedule, setting)
 
 REQUEST_BYTES_MAX = 16 << 20  # a thousand reports with their stderr
 NAMES_MAX = 10_000  # results in one request
@@ -21,10 +26,22 @@ TEXT_MAX = 1 << 16
 TRICKLES_MAX = 200
 PAUSE_DELAY = 600  # s
 OURS = ("versions", "more")  # fields of a Request that no client may fill
+ADDRESSES_MAX, ADDRESS_CHARS_MAX = 8, 150  # BOINC's clients cut lines of the page at 255 [WIRE 4]
+
+
+@dataclass(frozen=True)
+class ApiSettings:
+    """The [api] section of setup.cfg."""
+
+    addresses: str = setting("", "where else the project is reached, or will be: http://host:port "
+                                 "..., with blanks between")
 
 
 def routes(app, clock):
-    """Add the routes of the JSON protocol."""
+    """Read the settings, and add the routes of the JSON protocol. Raises ClientError."""
+    global own_addresses
+    own_addresses = check_addresses(
+        minigrid.read_settings("setup.cfg", ApiSettings, "api").addresses)
 
     @app.post("/register")
     def _():
@@ -33,18 +50,80 @@ def routes(app, clock):
         if unknown:
             raise ClientError(f"unknown: {', '.join(sorted(unknown))[:200]}; "
                               f"known are nickname, email_addr, password, invitation")
-        user = plugged("register")[-1](clock(), **given)
+        caller = bottle.request.environ.get("REMOTE_ADDR", "")
+        user = plugged("register")[-1](clock(), **given, caller=caller)
         return {"authenticator": user.authenticator, "userid": user.id, "name": user.name}
 
     @app.post("/scheduler")
     def _():
-        request = parse_request(read_json(REQUEST_BYTES_MAX))
-        return make_absolute(dataclasses.asdict(serve(request, clock())), base_url())
+        given, now = read_json(REQUEST_BYTES_MAX), clock()
+        request = parse_request(given)
+        if "signing_key" in given:  # It runs signed files only; others may, as before [D11].
+            plugged("signing")[-1](request, given["signing_key"], now)
+        reply = make_absolute(dataclasses.asdict(serve(request, now)), base_url())
+        if request.more:
+            request.more.write(reply)
+        return {**reply, "addresses": all_addresses(base_url())}
 
     @app.get("/volunteer.py")
     def _():
-        bottle.response.content_type = "text/x-python; charset=utf-8"
-        return (Path(__file__).resolve().parent / "volunteer.py").read_bytes()
+        return send_volunteer(bottle.request)
+
+
+def send_volunteer(request):
+    """Send the volunteer's client, or say that who asks has this one already.
+
+    Its SHA-256 is told beside it, so that people can compare; it is looked at for each request, so
+    that a new one is given out without a new start of the server.
+    """
+    text = (Path(__file__).resolve().parent / "volunteer.py").read_bytes()
+    sha256 = hashlib.sha256(text).hexdigest()
+    headers = {"ETag": f'"{sha256}"', "X-Sha256": sha256, "Cache-Control": "no-cache",
+               "X-Content-Type-Options": "nosniff"}
+    known = request.environ.get("HTTP_IF_NONE_MATCH", "")  # some with W/: packed on the way
+    if sha256 in re.findall(r'"([^"]*)"', known) or known.strip() == "*":
+        return bottle.HTTPResponse(status=304, headers=headers)
+    headers["Content-Type"] = "text/x-python; charset=utf-8"
+    return bottle.HTTPResponse(text, headers=headers)
+
+
+# ---- Addresses ---------------------------------------------------------------
+
+
+def all_addresses(seen):
+    """Return where clients may look for this project: as this one does just now, and the others.
+
+    A project that moves names its new place before it goes: whoever asks until then knows both
+    [S1-05 S1-22 D5, boinc#5946].
+    """
+    return list(dict.fromkeys(filter(None, (seen, *own_addresses))))
+
+
+def check_addresses(text):
+    """Return the addresses that a project gives itself, in their order. Raises ClientError."""
+    found = list(dict.fromkeys(address.rstrip("/") for address in text.split()))
+    for address in found:
+        if not is_address(address):
+            raise ClientError(f"setup.cfg: setting 'addresses' of [api] must be addresses such as "
+                              f"http://192.168.1.5:8080 or https://grid.example.org, without a "
+                              f"path, with blanks between; found '{address[:200]}'")
+    if len(found) > ADDRESSES_MAX:
+        raise ClientError(f"setup.cfg: setting 'addresses' of [api] must be at most "
+                          f"{ADDRESSES_MAX} addresses; found {len(found)}")
+    return found
+
+
+def is_address(text):
+    """Say whether a text is scheme, host and perhaps port of a server, and nothing more."""
+    match = re.fullmatch(r"https?://([\w-]+(?:\.[\w-]+)*|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?", text, re.A)
+    if not match or len(text) > ADDRESS_CHARS_MAX:
+        return False
+    try:
+        if match[1].startswith("["):  # urlsplit() of older Pythons takes anything there.
+            ipaddress.IPv6Address(match[1][1:-1])
+        return urllib.parse.urlsplit(text).port != 0  # ValueError if it is above 65535
+    except ValueError:
+        return False
 
 
 # ---- Requests ----------------------------------------------------------------
@@ -193,3 +272,6 @@ def acknowledge_only(request, now, error):
                            acks=[r.name for r in over])
     return minigrid.say_to(reply, f"the project has a problem on its side ({error}); "
                                   f"keep your results and try again later", "notice")
+
+
+own_addresses = []  # of setup.cfg, in their order

@@ -31,8 +31,9 @@ from minigrid import (App, ClientError, Firing, Meta, PluginError, Report, Reque
 
 HERE = Path(__file__).resolve().parent
 DISAGREE = """
-The copies disagree. Does compute() use the time, the process, or randomness of its own? The module
-random is seeded alike for all copies; or let compare() forgive small differences."""
+The copies disagree. Does {what} use the time, the process, or randomness of its own?{seeded} Or let
+compare() forgive small differences."""
+SEEDED = " The module\nrandom is seeded alike for all copies."
 
 
 def commands(parsers):
@@ -172,12 +173,6 @@ def addresses(port):
     return [f"http://{a}:{port}" for a in found]
 
 
-def join_line(url):
-    """Return the line that makes a volunteer of a machine that has only Python."""
-    (fetch,) = plugged("FETCH")
-    return f"python3 {fetch.format(url=url)}"
-
-
 def serve(options):
     """Run a project until it is stopped."""
     verbose(options)
@@ -188,10 +183,15 @@ def serve(options):
             say(f"  left out: {fault}")
         urls = [url] + (addresses(url.rpartition(":")[2])
                         if settings.host in ("0.0.0.0", "::") else [])
+        for named in plugged("all_addresses"):  # What the owner has named is best.
+            urls = list(dict.fromkeys([*urls, *named("")[::-1]]))
         say("\nOpen in a browser:\n" + "\n".join(f"  {u}" for u in urls))
         if plugged("scheduler_path"):
             say(f"\nJoin with BOINC (Add project, in BOINC Manager):\n  {urls[-1]}/")
-        say(f"\nJoin from a machine that has only Python:\n  {join_line(urls[-1])}")
+        (join_lines,) = plugged("join_lines")
+        lines = join_lines(urls[-1])
+        say(f"\nJoin from a machine that has only Python (Linux, macOS):\n  {lines['posix']}\n"
+            f"on Windows:\n  {lines['windows']}\nother ways: see the page above")
         say("\nStop with Ctrl-C; the next start goes on.\n")
         line = Line()
         while not stop.wait(2):
@@ -418,7 +418,9 @@ def try_in(options, path):
     if answers.exists():
         line = json.loads(answers.read_text().splitlines()[0])
         if line["errors"]:
-            more = DISAGREE if "TOO_MANY_SUCCESS_RESULTS" in line["errors"] else ""
+            what = what_computes(application)
+            more = DISAGREE.format(what=what, seeded=SEEDED if what == "compute()" else "") \
+                if "TOO_MANY_SUCCESS_RESULTS" in line["errors"] else ""
             raise PluginError(f"{path}: the workunit failed: {', '.join(line['errors'])}{more}")
         step(f"kept      {preview(json.dumps(line['answer']).encode())}")
     made = [f.name for f in (project.data / "results").iterdir() if f.name != answers.name]
@@ -452,7 +454,7 @@ def one_volunteer(application, n, now):
     output, stderr, seconds = compute(job, directory)
     if output is None:
         own = stderr.strip().replace(str(directory / "slot" / "app.py"), str(application.path))
-        what = "compute()" if job.platform == "python" else f"the program for {job.platform}"
+        what = what_computes(application, f" for {job.platform}")
         raise PluginError(f"{application.path}: {what} failed on {job.name}:\n{own}")
     step(f"compute   {job.name} in {seconds:.2f} s of processor time: {len(output)} bytes: "
          f"{preview(output)}")
@@ -460,13 +462,19 @@ def one_volunteer(application, n, now):
         application.hooks["parse"](output)
     except ValueError as error:
         (where,) = plugged("where_raised")
-        raise PluginError(f"{application.path}: parse() refuses what compute() gave: "
-                          f"{where(error, application.path)}") from None
+        raise PluginError(f"{application.path}: parse() refuses what {what_computes(application)} "
+                          f"gave: {where(error, application.path)}") from None
     minigrid.store_file("upload", job.output["name"], output)
     report = Report(job.name, client_state=5, elapsed_time=seconds, stderr_out=stderr)
     told = Request(user.authenticator, hostid=reply.hostid, rpc_seqno=1, reports=[report])
     show_rules(lambda: project.write(lambda: minigrid.schedule(told, now)))
     return job.name
+
+
+def what_computes(application, which=""):
+    """Name what computes an application's copies: its compute(), or the program (which)."""
+    python = any(version.platform == "python" for version in application.versions)
+    return "compute()" if python else "the program" + which
 
 
 def compute(job, directory):

@@ -172,7 +172,7 @@ def test_readme_exchange_is_the_real_one(tmp_path):
         assert answer == json.loads(upload.split("\n\n")[2])
     finally:
         server.terminate()
-        assert server.wait(timeout=30) == 0
+        assert server.wait(timeout=60) == 0
         server.stdout.close()
 
 
@@ -197,7 +197,7 @@ def ask(url, body, headers={}):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     method = "PUT" if isinstance(body, bytes) else "POST"
     request = urllib.request.Request(url, data, headers, method=method)
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 
 

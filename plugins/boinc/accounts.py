@@ -93,7 +93,7 @@ def create(form, now):
     """
     return account_out(plugged("create_account")[-1](
         now, form.get("email_addr", ""), form.get("passwd_hash", ""), form.get("user_name", ""),
-        form.get("invite_code", "")))
+        form.get("invite_code", ""), bottle.request.environ.get("REMOTE_ADDR", "")))
 
 
 def account_out(user):
@@ -176,7 +176,7 @@ def join(now):
                               "the account again")
         user = plugged("register")[-1](
             now, given.get("user_name", ""), given["email_addr"], given.get("password", ""),
-            given.get("invite_code", ""))
+            given.get("invite_code", ""), bottle.request.environ.get("REMOTE_ADDR", ""))
     except ClientError as error:
         project.counts["refused requests"] += 1
         bottle.response.status = error.status

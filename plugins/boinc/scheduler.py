@@ -57,7 +57,7 @@ class BoincUser(Record):
 
 TABLES = (BoincUser,)
 settings = Settings()
-keys = None  # keys.Keys of the open project
+keys = None  # the Keys that BOINC clients know, of the open project
 unsigned_told = set()  # ids of the versions that the operator was told of
 
 
@@ -374,9 +374,14 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def head(base):
-    """Return how every reply begins; its master_url if we know it."""
+    """Return how every reply begins; its master_url if we know it.
+
+    A project with several addresses has no one to tell: a client that joined at another would warn
+    its user with every reply [WIRE 4].
+    """
     lines = ["<scheduler_reply>", "<scheduler_version>722</scheduler_version>", "<dont_use_dcf/>"]
-    return lines + [element("master_url", f"{base}/")] * bool(base)
+    several = any(len(addresses(base)) > 1 for addresses in plugged("all_addresses"))
+    return lines + [element("master_url", f"{base}/")] * (bool(base) and not several)
 
 
 def refusal(text, base, delay=0, priority="low", down=False):

@@ -31,8 +31,6 @@ SHOWN = {  # suffixes of the result files that pages link to; not left to the sy
     ".png": "image/png", ".csv": "text/csv; charset=utf-8", ".txt": "text/plain; charset=utf-8",
     ".jsonl": "text/plain; charset=utf-8",
 }
-FETCH = ("-c \"import urllib.request as u; "
-         "exec(u.urlopen('{url}/volunteer.py').read())\" {url}")  # behind the name of Python
 ADDRESS = re.compile(r"[^@\s]@[^@\s]+\.[^@\s]")  # of e-mail
 CREATION = {  # who may make an account -> what to do in BOINC Manager's window
     "open": "choose an e-mail address and a password: that makes your account",
@@ -45,6 +43,7 @@ NEEDS = {  # the same -> what the line for a terminal needs besides Python
                   "--password of an account",
     "closed": "an account: write --email and --password behind the line",
 }
+SYSTEMS = {"Windows NT": "windows", "Macintosh": "macos", " Linux ": "linux"}  # in User-Agent
 SCHEDULER_BYTES_MAX = 200  # BOINC's client cuts the lines of this page at 255 bytes [WIRE 4]
 COUNTS = ("made", "open", "unsent", "in_progress", "to_validate", "to_assimilate", "done", "failed",
           "valid", "invalid", "errors", "no_reply", "too_late")
@@ -289,7 +288,8 @@ def routes(app, clock):
         now = clock()
         for name, value in headers().items():
             bottle.response.set_header(name, value)
-        return page({**status(now), **invitation(now)})
+        system = system_of(bottle.request.environ.get("HTTP_USER_AGENT", ""))
+        return page({**status(now), **invitation(now), "system": system})
 
     @app.get("/results/<name>")
     def _(name):
@@ -304,25 +304,69 @@ def routes(app, clock):
 
 
 def invitation(now):
-    """Return how others reach this server, and the line that makes a volunteer of them [D-28].
+    """Return how others reach this server, and the lines that make a volunteer of them [D-28].
 
     Who looks from the server itself knows it as localhost, which would lead others nowhere: they
-    are told its address in the network, if it listens there.
+    are told the addresses that its owner has named, and those in its network, if it listens there.
     """
-    url, port = base_url(), project.settings.port
+    url, port, named = base_url(), project.settings.port, client_addresses("")
     try:
         seen = urllib.parse.urlsplit(url)
         host, port = seen.hostname or "localhost", seen.port or port
     except ValueError:  # The asking client may write anything there.
         url, host = "", "localhost"
-    urls = [url or f"http://localhost:{port}"]
-    if is_local(host) and project.settings.host in ("0.0.0.0", "::"):
-        urls = network(port, now // 60)[::-1] or urls
-    local = is_local(host) and is_local(project.settings.host)
-    fetch = FETCH.format(url=urls[0])
-    return {"url": urls[0], "urls": urls, "join": f"python3 {fetch}", "join_windows": f"py {fetch}",
-            "only_here": local, "needs": NEEDS[creation()],
+    urls = [url or f"http://localhost:{port}", *named]
+    if is_local(host):
+        near = project.settings.host in ("0.0.0.0", "::")
+        urls = [*named, *(network(port, now // 60)[::-1] if near else ())] or urls
+    urls = list(dict.fromkeys(urls))
+    local = is_local(host) and is_local(project.settings.host) and not named
+    return {"url": urls[0], "urls": urls, "lines": join_lines(urls[0]), "only_here": local,
+            "needs": NEEDS[creation()], "schedulers": schedulers(url, "/scheduler"),
             "boinc": boinc_invitation(url, urls, port, now)}
+
+
+def client_addresses(seen):
+    """Return where clients may look for this project: the address they see, then its others."""
+    return plugged("all_addresses")[-1](seen) if plugged("all_addresses") else [seen] * bool(seen)
+
+
+def schedulers(seen, path):
+    """Return the addresses of a scheduler for clients that look for them in this page [S1-22].
+
+    The first is the one by which they came. What would be cut is left out [WIRE 4].
+    """
+    return [url + path for url in client_addresses(seen)
+            if len((url + path).encode()) <= SCHEDULER_BYTES_MAX]
+
+
+def join_lines(url):
+    """Return the lines that make a volunteer of a machine with Python, by way and system.
+
+    The first way needs nothing but Python. With curl the program comes through a pipe: as an
+    argument, `python3 -c "$(curl ...)"`, Linux takes no more than 128 KiB. The lines for Windows
+    are the same in its two terminals: within the one pair of double quotes stands nothing that
+    Command Prompt (% and !) or PowerShell ($, ` and quotes) would change.
+    """
+    file, here = quoted(f"{url}/volunteer.py"), quoted(url)
+    fetch = (f"-c \"import urllib.request as u; "
+             f"exec(u.urlopen('{url}/volunteer.py').read())\" {here}")
+    return {
+        "posix": f"python3 {fetch}", "curl": f"curl -fsS {file} | python3 - {here}",
+        "fetch": f"curl -fO {file}", "start": f"python3 volunteer.py {here}",
+        "windows": f"py {fetch}",
+        "windows_fetch": f"curl.exe -fO {file}", "windows_start": f"py volunteer.py {here}",
+    }
+
+
+def quoted(url):
+    """Quote an address for a shell if need be: zsh takes [::1] for a pattern of file names."""
+    return f'"{url}"' if "[" in url else url
+
+
+def system_of(agent):
+    """Guess from a browser's User-Agent on which system it runs; "" for phones and the rest."""
+    return next((system for word, system in SYSTEMS.items() if word in agent), "")
 
 
 def creation():
@@ -333,17 +377,16 @@ def creation():
 def boinc_invitation(seen, urls, port, now):
     """Return how BOINC's clients join, or None where no plugin speaks their language [WIRE 4].
 
-    `url` is for people to paste: its host has a dot inside, or the client refuses it. `scheduler`
-    is for the client, which looks for it in this page; it begins as the address by which it came.
+    `url` is for people to paste: its host has a dot inside, or the client refuses it. `schedulers`
+    are for the client, which looks for them in this page.
     """
     if not plugged("scheduler_path"):
         return None
     own = project.settings.host
     known = network(port, now // 60)[::-1] if own in ("0.0.0.0", "::") else [f"http://{own}:{port}"]
     url = next(filter(has_dot, [*urls, *known]), f"http://127.0.0.1:{port}") + "/"
-    scheduler = (seen or url[:-1]) + plugged("scheduler_path")[-1]
     return {"url": url, "creation": creation(), "next": CREATION[creation()],
-            "scheduler": scheduler if len(scheduler.encode()) <= SCHEDULER_BYTES_MAX else "",
+            "schedulers": schedulers(seen or url[:-1], plugged("scheduler_path")[-1]),
             "create": f"boinccmd --create_account {url} EMAIL PASSWORD NAME",
             "attach": f"boinccmd --project_attach {url} KEY"}
 

@@ -1,6 +1,8 @@
 """Accounts: who may join, whose password is right, whose key it is; over /register and beneath."""
 
+import dataclasses
 import hashlib
+import json
 import sys
 
 import pytest
@@ -393,7 +395,140 @@ def test_little_is_remembered(accounts, monkeypatch):
     assert tries.wrong[1] == (2, NOW)
 
 
-# ---- 5. Keys -------------------------------------------------------------------
+# ---- 5. How many may join ------------------------------------------------------
+
+
+@pytest.fixture
+def at(web, monkeypatch):
+    """Ask from a network address: at(address, method, path, body)."""
+    app = web.app
+
+    def ask(address, method, path, body=b"", **headers):
+        monkeypatch.setattr(web, "app", lambda environ, start: app(
+            {**environ, "REMOTE_ADDR": address}, start))
+        return web(method, path, body, **headers)
+    return ask
+
+
+def join(at, address="203.0.113.7", body=b"{}", **headers):
+    return at(address, "POST", "/register", body, **headers)
+
+
+def test_a_class_behind_one_address_joins_within_a_minute(web, at):
+    for n in range(30):
+        web.now = NOW + 2 * n
+        assert join(at).status == 200
+
+
+def test_the_next_after_a_hundred_must_wait_until_the_hour_is_over(web, at):
+    assert [join(at).status for _ in range(100)] == [200] * 100
+    web.now = NOW + 600
+    before = state()
+    got = join(at)
+    sentence = refused(got, 429, before, -1)
+    assert "3000 seconds" in sentence and "your network" in sentence
+    assert got.json["retry_after"] == 3000 and got.headers["Retry-After"] == "3000"
+    assert join(at, "203.0.113.8").status == 200, "the others need not wait"
+    web.now = NOW + 3599
+    assert join(at).json["retry_after"] == 1
+    web.now = NOW + 3600
+    assert [join(at).status for _ in range(101)] == [200] * 100 + [429]
+
+
+def test_who_has_an_account_is_not_counted(web, accounts, at, monkeypatch):
+    monkeypatch.setattr(accounts, "settings", accounts.AccountSettings(joins_per_hour=1))
+    account = json.dumps(ACCOUNT).encode()
+    assert [join(at, body=account).status for _ in range(5)] == [200] * 5
+    assert join(at).status == 429
+
+
+def test_wrong_invitations_are_counted(web, may_join, accounts, at, monkeypatch):
+    may_join("invitation")
+    monkeypatch.setattr(accounts, "settings", dataclasses.replace(
+        accounts.settings, joins_per_hour=3))
+    assert [join(at).status for _ in range(9)] == [403] * 9, "without a code nothing is guessed"
+    guesses = [json.dumps({"invitation": f"fox-{n}"}).encode() for n in range(5)]
+    assert [join(at, body=guess).status for guess in guesses] == [403] * 3 + [429] * 2
+    right = json.dumps({"invitation": "otter"}).encode()
+    assert join(at, body=right).status == 429, "else the refusals would tell which is right"
+    web.now += 3600
+    assert join(at, body=right).status == 200
+
+
+def test_a_closed_project_counts_nothing(web, may_join, accounts, at):
+    may_join("closed")
+    assert [join(at).status for _ in range(150)] == [403] * 150
+    assert not accounts.joins.begun
+
+
+def test_all_ways_to_make_an_account_are_counted(web, accounts, at, monkeypatch):
+    monkeypatch.setattr(accounts, "settings", accounts.AccountSettings(joins_per_hour=3))
+    assert join(at).status == 200
+    made = at("203.0.113.7", "GET", f"/create_account.php?email_addr=a%40b&passwd_hash={'0' * 32}")
+    assert b"<authenticator>" in made.body
+    made = at("203.0.113.7", "POST", "/join", b"email_addr=c%40d&password=secret")
+    assert made.status == 200
+    assert join(at).status == 429
+    late = at("203.0.113.7", "GET", f"/create_account.php?email_addr=e%40f&passwd_hash={'0' * 32}")
+    assert b"<error_num>-1<" in late.body and b"try again in" in late.body
+    late = at("203.0.113.7", "POST", "/join", b"email_addr=g%40h&password=secret")
+    assert late.status == 429 and b"try again in" in late.body
+    assert m.User.select().count() == 3
+
+
+COUNTED = {  # who asks: as whom they are counted, without a proxy
+    "203.0.113.7": "203.0.113.7/32", "::ffff:203.0.113.7": "203.0.113.7/32",
+    "2001:db8:1:2:3:4:5:6": "2001:db8:1:2::/64", "2001:db8:1:2::9": "2001:db8:1:2::/64",
+    "fe80::1%eth0": "fe80::/64", "192.168.1.5": "192.168.1.5/32",
+    "127.0.0.1": "", "127.8.8.8": "", "::1": "", "::ffff:127.0.0.1": "", "": "", "a name": "",
+}
+
+
+@pytest.mark.parametrize("caller", COUNTED)
+def test_as_whom_a_caller_is_counted(web, accounts, caller, monkeypatch):
+    assert accounts.counted_as(caller) == COUNTED[caller]
+
+
+def test_this_machine_itself_is_not_counted_unless_a_proxy_is_there(web, accounts, at, monkeypatch):
+    monkeypatch.setattr(accounts, "settings", accounts.AccountSettings(joins_per_hour=1))
+    assert [join(at, "127.0.0.1").status for _ in range(3)] == [200] * 3
+    monkeypatch.setattr(m.project, "settings", dataclasses.replace(
+        m.project.settings, proxy="127.0.0.1"))
+    assert [join(at, "127.0.0.1").status for _ in range(2)] == [200, 429]
+    assert [join(at, "::1").status for _ in range(2)] == [200, 429]
+
+
+def test_what_a_caller_says_of_its_address_is_not_believed(web, accounts, at, monkeypatch):
+    """The server believes a proxy that the settings name, before this sees the request."""
+    monkeypatch.setattr(accounts, "settings", accounts.AccountSettings(joins_per_hour=1))
+    assert join(at, X_Forwarded_For="198.51.100.1").status == 200
+    assert join(at, X_Forwarded_For="198.51.100.2").status == 429
+    assert join(at, body=b'{"caller": "198.51.100.3"}').status == 400
+
+
+def test_the_bound_can_be_lifted(web, accounts, at, monkeypatch):
+    monkeypatch.setattr(accounts, "settings", accounts.AccountSettings(joins_per_hour=0))
+    assert {join(at).status for _ in range(150)} == {200}
+
+
+def test_a_clock_set_back_keeps_nobody_out_for_longer(accounts):
+    joins = accounts.Joins()
+    for _ in range(100):
+        joins.begin("203.0.113.7", NOW)
+    with pytest.raises(m.ClientError, match="in 3600 seconds"):
+        joins.begin("203.0.113.7", NOW - 10**6)
+
+
+def test_little_is_remembered_of_joins(accounts, monkeypatch):
+    monkeypatch.setattr(accounts, "ADDRESSES_WATCHED", 3)
+    joins = accounts.Joins()
+    for n in (1, 2, 3, 1, 4, 5):
+        joins.begin(f"203.0.113.{n}", NOW)
+    assert list(joins.begun) == [f"203.0.113.{n}/32" for n in (1, 4, 5)], "those seen last"
+    assert joins.begun["203.0.113.1/32"] == (2, NOW)
+
+
+# ---- 6. Keys -------------------------------------------------------------------
 
 
 def test_an_account_key_and_a_weak_key_are_its_users(web, accounts):

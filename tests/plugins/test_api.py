@@ -8,6 +8,7 @@ import dataclasses
 import json
 import random
 import string
+import sys
 
 import make
 import pytest
@@ -109,6 +110,58 @@ def test_addresses_are_those_by_which_the_client_came(web):
         for file, folder in ((job["files"][0], "download"), (job["input"], "download"),
                              (job["output"], "upload")):
             assert file["url"] == f"{base}/{folder}/{file['name']}"
+
+
+@pytest.fixture
+def api(web):
+    """The plugin, of a project that serves."""
+    return sys.modules["minigrid_plugin_api"]
+
+
+def test_a_reply_names_every_address_of_the_project(web, api, anna, monkeypatch):
+    """[S1-22 D-06, boinc#5946] A client knows them before it needs them."""
+    here, home, away = "http://grid.example:8080", "http://10.0.0.7", "https://new.example"
+    assert anna()["addresses"] == [here]
+    monkeypatch.setattr(api, "own_addresses", [home, here, away])
+    assert anna()["addresses"] == [here, home, away]
+    assert web.answer("/scheduler", anna.request(), host="10.0.0.7")["addresses"] == [
+        home, here, away]
+    assert web.answer("/scheduler", anna.request(), host="a b")["addresses"] == [home, here, away]
+    assert anna(authenticator="nobody's")["addresses"] == [here, home, away]
+
+
+ADDRESSES = {  # of setup.cfg: as they are kept, None if they are refused
+    "": [], "http://192.168.1.5:8080 https://grid.example.org/\n  http://[::1]:80": [
+        "http://192.168.1.5:8080", "https://grid.example.org", "http://[::1]:80"],
+    "http://a http://a/ http://b": ["http://a", "http://b"], "http://my_pc.local": [
+        "http://my_pc.local"], "http://a:65535": ["http://a:65535"],
+    "http://" + "a" * 143: ["http://" + "a" * 143],
+    "grid.example.org": None, "ftp://a": None, "http://": None, "http:///": None, "https:a": None,
+    "http://a/path": None, "http://a/../b": None, "http://a?q": None, "http://a#x": None,
+    "http://user@a": None, "http://user:pw@a": None, "http://a:0": None, "http://a:65536": None,
+    "http://a:x": None, "http://a:": None, "http://a..b": None, "http://.a": None,
+    "http://a.": None,
+    "http://[::1": None, "http://[1:2]": None, "http://::1": None, 'http://a"><b>': None,
+    "http://a,http://b": None, "http://\u00e4.example": None, "http://a\\b": None,
+    "http://a http://b;c": None, "javascript:alert(1)": None, "http://" + "a" * 144: None,
+    " ".join(f"http://a{n}" for n in range(8)): [f"http://a{n}" for n in range(8)],
+    " ".join(f"http://a{n}" for n in range(9)): None,
+}
+
+
+@pytest.mark.parametrize("text", ADDRESSES)
+def test_addresses_of_the_settings(api, tmp_path, monkeypatch, text):
+    (tmp_path / "setup.cfg").write_text(f"[api]\naddresses = {text}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    if ADDRESSES[text] is not None:
+        Web()
+        assert api.own_addresses == ADDRESSES[text]
+    else:
+        with pytest.raises(m.ClientError, match=r"^setup.cfg: setting 'addresses' of \[api\] must"):
+            Web()
+    monkeypatch.undo()
+    Web()
+    assert api.own_addresses == []
 
 
 def test_a_lost_reply_costs_nothing(web, anna, job):
@@ -329,6 +382,24 @@ def test_the_volunteers_client_is_served(web):
     got = web("GET", "/volunteer.py")
     assert got.body.startswith(b"#!") and b"minigrid" in got.body
     compile(got.body, "volunteer.py", "exec")
+    assert got.headers["Content-Type"] == "text/x-python; charset=utf-8"
+    assert got.headers["X-Sha256"] == sha256(got.body), "so that people can compare"
+
+
+def test_the_volunteers_client_is_sent_once(web):
+    got = web("GET", "/volunteer.py")
+    tag = got.headers["Etag"]
+    assert tag == f'"{sha256(got.body)}"' and got.headers["Cache-Control"] == "no-cache"
+    head = web("HEAD", "/volunteer.py")
+    assert (head.status, head.body) == (200, b"")
+    for name in ("Content-Length", "Content-Type", "Etag", "X-Sha256"):
+        assert head.headers[name] == got.headers[name]
+    assert int(head.headers["Content-Length"]) == len(got.body)
+    for known in (tag, f"W/{tag}", f'"another", {tag}', "*"):
+        again = web("GET", "/volunteer.py", If_None_Match=known)
+        assert (again.status, again.body, again.headers["Etag"]) == (304, b"", tag), known
+    for other in ('"another"', tag.strip('"'), f'"{tag[2:-1]}"', "", '"', "\xff"):
+        assert web("GET", "/volunteer.py", If_None_Match=other).body == got.body, other
 
 
 def test_a_store_that_takes_no_change_acknowledges_what_it_has(web, anna):

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import http.client
 import json
+import platform
 import random
 import re
 import signal
@@ -15,6 +16,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -24,7 +26,7 @@ import minigrid as m
 
 ROOT = Path(m.__file__).resolve().parent
 SQUARES = ROOT / "plugins" / "apps" / "squares.py"
-PATIENCE = 30  # seconds until a process that does not end is a failure
+PATIENCE = 60  # seconds until a process that does not end is a failure
 SLOW = '''"""slow: nobody computes this here."""
 
 
@@ -107,6 +109,12 @@ def serving(directory, *more):
 
 def get(url):
     with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+        return json.loads(answer.read())
+
+
+def post(url, value, **headers):
+    request = urllib.request.Request(url, json.dumps(value).encode(), headers)
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         return json.loads(answer.read())
 
 
@@ -265,6 +273,40 @@ def test_try_what_is_no_application(call, tmp_path, name):
     one_sentence(call("try", name), *[name] * (name != "."))
 
 
+PROGRAMS = {  # a native application: (its program, what is said, what is not)
+    "fails": ("exit 3", ["the program for x86_64-pc-linux-gnu failed"], ["compute()"]),
+    "disagrees": ("cat /proc/sys/kernel/random/uuid",
+                  ["Does the program use the time", "compare()"], ["compute()", "module"]),
+    "unreadable": ("echo no", ["parse() refuses what the program gave: ", "too short"],
+                   ["compute()"]),
+}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux",
+                    reason="the program is one for Linux on x86_64")
+@pytest.mark.parametrize("case", PROGRAMS)
+def test_try_speaks_of_programs_where_programs_compute(call, tmp_path, case):
+    program, said, unsaid = PROGRAMS[case]
+    path = tmp_path / "mine" / "versions" / "x86_64-pc-linux-gnu" / "mine"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "mine" / "app.py").write_text(HEAD.partition("def compute")[0] + """
+takes = returns = "bytes"
+
+
+def workunit(i):
+    return {"input": b"1"}
+
+
+def parse(output):
+    if len(output) < 9:
+        raise ValueError("too short")
+    return output
+""")
+    error = failed(call("try", "mine"), *said)
+    assert not [text for text in unsaid if text in error], error
+
+
 def test_try_forgives_randomness_that_is_seeded_for_it(call, tmp_path):
     """[D6] `random` is seeded by the workunit's name, so replicas agree."""
     (tmp_path / "mine.py").write_text(
@@ -369,6 +411,65 @@ def test_the_server_says_how_to_join(stopped):
         process.terminate()
         out = process.stdout.read()  # What was read ahead is lost to communicate().
     assert f"{url}/volunteer.py" in out and "exec(" in out
+    assert re.search(r"(?m)^  python3 -c .* http://\S+$", out)
+    assert re.search(r"(?m)^on Windows:\n  py -c .* http://\S+$", out)
+
+
+def test_the_server_says_first_what_its_owner_named(stopped):
+    (stopped / "setup.cfg").write_text(
+        "[api]\naddresses = https://grid.example http://a.lan:8080\n")
+    with serving(stopped) as (process, url):
+        user = post(f"{url}/register", {})
+        known = post(f"{url}/scheduler", {"authenticator": user["authenticator"]})["addresses"]
+        assert known == [url, "https://grid.example", "http://a.lan:8080"]
+        process.terminate()
+        out = process.stdout.read()
+    listed = out.partition("\n\n")[0].split()
+    assert listed[-2:] == ["http://a.lan:8080", "https://grid.example"], "the best one last"
+    assert "https://grid.example/volunteer.py" in out and "  https://grid.example/\n" in out
+
+
+@pytest.mark.parametrize("address", ["grid.example", "http://a/../b", "http://a:99999"])
+def test_an_address_that_is_none_stops_the_start(cli, tmp_path, address):
+    (tmp_path / "setup.cfg").write_text(f"[api]\naddresses = {address}\n")
+    one_sentence(cli("serve", "--port", 0), "setup.cfg", "'addresses' of [api]", address)
+
+
+def test_who_joins_is_who_the_proxy_says_and_nobody_else(stopped):
+    (stopped / "setup.cfg").write_text("[accounts]\njoins_per_hour = 1\n")
+
+    def statuses(url):
+        found = []
+        for address in ("198.51.100.1", "198.51.100.1", "6.6.6.6, 198.51.100.1", "2001:db8::1", ""):
+            try:
+                post(f"{url}/register", {}, **({"X-Forwarded-For": address} if address else {}))
+                found.append(200)
+            except urllib.error.HTTPError as error:
+                found.append(error.code)
+                assert 0 < int(error.headers["Retry-After"]) <= 3600
+                error.close()
+        return found
+
+    with serving(stopped, "--proxy", "127.0.0.1") as (_, url):
+        assert statuses(url) == [200, 429, 429, 200, 200]
+    with serving(stopped) as (_, url):
+        assert statuses(url) == [200] * 5, "this machine's own programs, whatever they claim"
+
+
+def test_a_backup_that_is_due_does_not_wait_for_an_hour(stopped):
+    kept = stopped / "data" / "backup"
+
+    def daily():
+        return rows(stopped, "SELECT value FROM meta WHERE name = 'daily'")
+
+    with serving(stopped):
+        eventually(lambda: list(kept.glob("minigrid-*.db")))
+    (first,), (copy,) = daily(), kept.glob("minigrid-*.db")
+    copy.unlink()
+    with serving(stopped) as (process, _):
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+    assert daily() == [first] and not list(kept.glob("minigrid-*.db")), "no second one that day"
 
 
 def test_an_application_that_is_broken_is_left_out(stopped):

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -31,6 +32,7 @@ import minigrid as m
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = (ROOT / "plugins" / "status" / "page.html").read_text(encoding="utf-8")
 BOINC_DOWNLOAD = "https://boinc.berkeley.edu/download.php"
+PYTHON_DOWNLOAD = "https://www.python.org/downloads/"
 EVIL = "<script>alert(1)</script>"
 TRICKY = [EVIL, "\"><img src=x onerror=alert(1)>", "'><svg/onload=alert(1)>", "</template>{{1+1}}",
           "<!--", "% import os", "Zoë & Ôscar \N{FOX FACE}", "\udcff"]
@@ -523,10 +525,11 @@ def test_the_page_is_whole_and_asks_nobody_else():
     addresses = re.findall(r"""(?:src|href|action)=["']?([^"'\s>]*)""", SOURCE)
     inner = ("/status.json", "/results/", "/join", "/top_users.php", "/top_hosts.php", "/apps.php",
              "/home.php", "/show_user.php?", "/show_host_detail.php?", "#", "data:", "{{")
-    assert [a for a in addresses if not a.startswith(inner)] == [BOINC_DOWNLOAD]
-    assert re.findall(r"https?://[^'\"\s]*", SOURCE) == [
-        "http://www.w3.org/2000/svg", BOINC_DOWNLOAD]
-    assert f'<a href="{BOINC_DOWNLOAD}">' in SOURCE, "a link is followed by people only"
+    assert {a for a in addresses if not a.startswith(inner)} == {BOINC_DOWNLOAD, PYTHON_DOWNLOAD}
+    assert set(re.findall(r"https?://[^'\"\s]*", SOURCE)) == {
+        "http://www.w3.org/2000/svg", BOINC_DOWNLOAD, PYTHON_DOWNLOAD}
+    for link in (BOINC_DOWNLOAD, PYTHON_DOWNLOAD):
+        assert SOURCE.count(f'<a href="{link}">') == SOURCE.count(link), "followed by people only"
     assert "@import" not in SOURCE and "url(" not in SOURCE
     assert max(len(line.encode()) for line in SOURCE.splitlines()) <= 255
 
@@ -562,13 +565,82 @@ def test_all_text_has_the_contrast_that_accessibility_wants(scheme):
 def test_the_line_to_join_leads_to_the_server_as_the_reader_sees_it(grid, get):
     report = json.loads(get("/status.json", host="grid.example:8080").body)
     assert report["url"] == "http://grid.example:8080" and not report["only_here"]
-    assert report["join"] == (
+    assert report["lines"]["posix"] == (
         "python3 -c \"import urllib.request as u; exec(u.urlopen("
         "'http://grid.example:8080/volunteer.py').read())\" http://grid.example:8080")
-    assert report["join_windows"] == report["join"].replace("python3", "py", 1)
+    assert report["lines"]["windows"] == report["lines"]["posix"].replace("python3", "py", 1)
     page = Page(get("/", host="grid.example:8080").body.decode())
-    assert page.ids["posix"] == report["join"] and page.ids["windows"] == report["join_windows"]
+    shown = {id: page.ids[id] for system in ("linux", "macos", "windows")
+             for id in (system, f"{system}-curl", f"{system}-fetch", f"{system}-start")
+             if id in page.ids}
+    posix = {"": "posix", "-curl": "curl", "-fetch": "fetch", "-start": "start"}
+    wanted = {f"{system}{more}": report["lines"][line] for system in ("linux", "macos")
+              for more, line in posix.items()}
+    assert shown == {**wanted, **{f"windows{more}": report["lines"][f"windows{line}"] for more, line
+                                  in {"": "", "-fetch": "_fetch", "-start": "_start"}.items()}}
     assert page.ids["address"] == report["url"] and "only-here" in page.hidden
+
+
+URLS = ["http://192.168.1.5:8080", "https://grid.example.org", "http://[fe80::1]:8080"]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_shells_read_the_lines_as_they_are_meant(url):
+    lines = plugin().join_lines(url)
+    program = f"import urllib.request as u; exec(u.urlopen('{url}/volunteer.py').read())"
+    file = f"{url}/volunteer.py"
+    assert {way: shlex.split(line) for way, line in lines.items()} == {
+        "posix": ["python3", "-c", program, url],
+        "curl": ["curl", "-fsS", file, "|", "python3", "-", url],
+        "fetch": ["curl", "-fO", file], "start": ["python3", "volunteer.py", url],
+        "windows": ["py", "-c", program, url],
+        "windows_fetch": ["curl.exe", "-fO", file], "windows_start": ["py", "volunteer.py", url]}
+    for line in lines.values():  # zsh, which macOS has, takes a bare [ for a pattern.
+        assert "[" not in re.sub(r'"[^"]*"', "", line)
+        assert "\n" not in line, "it is pasted"
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_both_terminals_of_windows_hand_the_line_on_unchanged(url):
+    """Command Prompt hands on the text itself. PowerShell takes it apart and puts double quotes,
+    and nothing before those inside, around what has blanks: as list2cmdline does."""
+    for way, line in plugin().join_lines(url).items():
+        if not way.startswith("windows"):
+            continue
+        for special in "%!^&|<>$`@#\\{}":
+            assert special not in line, "one of the two would take it for its own"
+        assert not set("();,'") & set(re.sub(r'"[^"]*"', "", line))
+        argv = shlex.split(line)
+        assert not any('"' in argument for argument in argv)
+        assert subprocess.list2cmdline(argv).replace('"', "") == line.replace('"', "")
+        assert all(f'"{a}"' in line for a in argv if " " in a)
+
+
+AGENTS = {
+    "Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36 Chrome/120.0": "windows",
+    "Mozilla/5.0 (Macintosh; Intel Mac OS X 10_15_7) AppleWebKit/605.1.15 Safari/605": "macos",
+    "Mozilla/5.0 (X11; Linux x86_64; rv:120.0) Gecko/20100101 Firefox/120.0": "linux",
+    "Mozilla/5.0 (X11; Ubuntu; Linux x86_64; rv:15.0) Gecko/20100101 Firefox/15.0": "linux",
+    "Mozilla/5.0 (Linux; Android 13; Pixel 7) AppleWebKit/537.36 Mobile": "",
+    "Mozilla/5.0 (iPhone; CPU iPhone OS 17_0 like Mac OS X) Mobile/15E148": "",
+    "Mozilla/5.0 (X11; CrOS x86_64 14541.0.0) Chrome/120.0": "", "curl/8.5": "", "": "",
+    EVIL: "", "\xff": "",
+}
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_system_of_the_reader_is_marked_and_none_is_hidden(grid, get, agent):
+    answer = get("/", **({"HTTP_USER_AGENT": agent} if agent else {}))
+    found = re.findall(r'<details class="system" (data-mine)? open>\s*<summary><h3 id="(\w+)-',
+                       answer.body.decode())
+    assert [id for _, id in found] == ["linux", "macos", "windows"]
+    assert [id for mine, id in found if mine] == [AGENTS[agent]] * bool(AGENTS[agent])
+
+
+def test_certificates_are_spoken_of_only_where_there_are_some(grid, get):
+    page = get("/", **{"wsgi.url_scheme": "https"}).body.decode()
+    assert "Install Certificates.command" in page
+    assert "Install Certificates.command" not in get("/").body.decode()
 
 
 def test_who_looks_from_the_server_itself_sees_its_address_in_the_network(grid, get):
@@ -576,7 +648,7 @@ def test_who_looks_from_the_server_itself_sees_its_address_in_the_network(grid, 
     (addresses,) = m.plugged("addresses")
     report = json.loads(get("/status.json", host="localhost:8123").body)
     assert report["urls"] == (addresses(8123)[::-1] or ["http://localhost:8123"])
-    assert report["urls"][0] in report["join"] and not report["only_here"]
+    assert report["urls"][0] in report["lines"]["posix"] and not report["only_here"]
 
 
 def test_a_server_for_its_own_machine_says_so(grid, get):
@@ -601,9 +673,9 @@ def without_boinc(monkeypatch):
     monkeypatch.setattr(m, "plugins", [p for p in m.plugins if not hasattr(p, "scheduler_path")])
 
 
-def find_schedulers(page):
+def find_schedulers(page, kind="boinc"):
     """Find what BOINC's client finds: line by line, each cut at 255 bytes [WIRE 4]."""
-    start = b'<link rel="boinc_scheduler" href="'
+    start = f'<link rel="{kind}_scheduler" href="'.encode()
     return [line.partition(start)[2].partition(b'"')[0].decode()
             for line in (whole[:255] for whole in page.split(b"\n"))
             if start in line and b'">' in line]
@@ -614,17 +686,58 @@ def find_schedulers(page):
 def test_boincs_client_finds_the_scheduler_at_the_address_by_which_it_came(grid, get, host):
     answer = get("/", host=host)
     assert find_schedulers(answer.body) == [f"http://{host}/boinc/scheduler"]
-    path = json.loads(get("/status.json", host=host).body)["boinc"]["scheduler"]
+    path = json.loads(get("/status.json", host=host).body)["boinc"]["schedulers"][0]
     assert b"<scheduler_reply>" in get(path.partition(host)[2], host=host).body
     assert "boinc-url" in Page(answer.body.decode()).ids
 
 
-def test_a_tag_the_client_would_cut_is_left_out(grid, get):
+@pytest.fixture
+def named(get, monkeypatch):
+    """Name addresses of the project, as setup.cfg does."""
+    def name(*addresses):
+        monkeypatch.setattr(sys.modules["minigrid_plugin_api"], "own_addresses", list(addresses))
+    return name
+
+
+HERE, HOME, AWAY = "http://grid.example:8080", "http://192.168.1.5:8080", "https://new.example"
+
+
+def test_clients_find_every_address_and_first_that_by_which_they_came(grid, get, named):
+    """[S1-05 S1-22 D-06]"""
+    assert find_schedulers(get("/").body, "minigrid") == [f"{HERE}/scheduler"]
+    named(HOME, HERE, AWAY)
+    page = get("/").body
+    assert find_schedulers(page, "minigrid") == [
+        f"{url}/scheduler" for url in (HERE, HOME, AWAY)]
+    assert find_schedulers(page) == [f"{url}/boinc/scheduler" for url in (HERE, HOME, AWAY)]
+    report = json.loads(get("/status.json").body)
+    assert report["url"] == HERE and report["urls"] == [HERE, HOME, AWAY]
+    assert Page(page.decode()).ids["addresses"] == f"{HOME}, {AWAY}"
+    odd = get("/", host="a b").body
+    assert find_schedulers(odd, "minigrid") == [f"{url}/scheduler" for url in (HOME, HERE, AWAY)]
+
+
+def test_who_looks_from_the_server_itself_is_told_what_its_owner_named(
+        grid, get, named, monkeypatch):
+    named(AWAY, HOME)
+    monkeypatch.setattr(plugin(), "network", lambda port, minute: [LAN])
+    for listens, more in (("0.0.0.0", [LAN]), ("127.0.0.1", [])):  # the second behind a proxy
+        make.settings(host=listens)
+        report = json.loads(get("/status.json", host="localhost:8123").body)
+        assert report["urls"] == [AWAY, HOME, *more] and not report["only_here"]
+        assert report["lines"]["posix"].endswith(f" {AWAY}")
+
+
+def test_a_tag_the_client_would_cut_is_left_out(grid, get, named):
+    named("http://" + "y" * 143)
+    assert find_schedulers(get("/").body)[1:] == ["http://" + "y" * 143 + "/boinc/scheduler"]
+    named()
     for n in (120, 185, 186, 230):
         page = get("/", host="x" * n + ".org").body
-        lines = [line for line in page.split(b"\n") if b"boinc_scheduler" in line]
-        assert len(lines) == (7 + n + 4 + len("/boinc/scheduler") <= 200)
-        assert all(len(line) < 255 for line in lines)
+        for kind, path in (("boinc", "/boinc/scheduler"), ("minigrid", "/scheduler")):
+            lines = [line for line in page.split(b"\n") if f'"{kind}_scheduler'.encode() in line]
+            assert len(lines) == (7 + n + 4 + len(path) <= 200)
+            assert all(len(line) < 255 for line in lines)
 
 
 def test_without_the_plugin_there_is_no_tag_and_no_word_of_boinc(grid, get, monkeypatch):
@@ -876,4 +989,40 @@ def test_a_browser_shows_what_the_report_says(folder, tmp_path):
     assert report["hosts"]["recent"][-1]["volunteer"] == EVIL == page.ids["name"]
     assert html.count("<script") == 1 and "alert(1)" in html
     assert page.ids["texts"].count(EVIL) == 20, "the beginning of the text is shown"
-    assert "silence" in page.hidden and "posix" not in page.hidden
+    assert "silence" in page.hidden
+    seen = re.findall(r'<details class="system"([^>]*)>\s*<summary><h3 id="(\w+)-', html)
+    assert [id for attributes, id in seen if "open" in attributes] == ["linux"], "ours alone"
+
+
+# ---- The lines, as they are pasted ---------------------------------------------
+
+CURL, CI = shutil.which("curl"), os.environ.get("CI")
+NEWER = [path for version in ("3.9.18", "3.13.0") if (
+    path := Path.home() / ".pyenv" / "versions" / version / "bin" / "python3").exists()]
+PASTED_LINES = {"one line": ["posix"], "curl": ["curl"], "kept": ["fetch", "start"]}
+
+
+@pytest.mark.skipif(not CURL and not CI, reason="no curl is installed")
+@pytest.mark.parametrize("python", [Path(sys.executable), *NEWER], ids=lambda path: path.parts[-3])
+@pytest.mark.parametrize("way", PASTED_LINES)
+def test_a_pasted_line_makes_a_volunteer(folder, tmp_path, way, python):
+    """With nothing in the environment but where programs are, as in a bare terminal."""
+    assert CURL, "where all is tested, curl must be installed"
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "python3"
+    program.write_text(f'#!/bin/sh\nexec "{python}" "$@"\n')
+    program.chmod(0o755)
+    places = os.pathsep.join([str(program.parent), os.path.dirname(CURL), "/usr/bin", "/bin"])
+    with make.project(folder, {"count": make.COUNT}, min_sendwork_interval=0):
+        m.run_pass(NOW)
+        with serving(lambda: None) as url:
+            lines = plugin().join_lines(url.rstrip("/"))
+            text = " && ".join(lines[name] for name in PASTED_LINES[way])
+            done = subprocess.run(
+                ["/usr/bin/env", "-i", f"PATH={places}", f"HOME={tmp_path}", "sh", "-c",
+                 f"{text} --once --name pasted --dir {tmp_path / 'kept'}"],
+                cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout
+        assert [user.name for user in m.User.select()] == ["pasted"]
+        assert m.Result.select().where(m.Result.outcome == m.Outcome.SUCCESS).exists()

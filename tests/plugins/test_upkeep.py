@@ -16,7 +16,7 @@ from make import DAY, NOW, Client
 
 import minigrid as m
 
-PATIENCE = 20  # seconds until something that does not end is a failure
+PATIENCE = 60  # seconds until something that does not end is a failure
 
 
 @pytest.fixture

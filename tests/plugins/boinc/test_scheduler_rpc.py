@@ -329,6 +329,16 @@ def test_addresses_are_those_by_which_the_client_came(web, ann):
     assert Reply(web("POST", URL, ann.request(), host="a b").body).xml.find("master_url") is None
 
 
+def test_a_project_with_several_addresses_has_no_master_url(web, ann, monkeypatch):
+    """[WIRE 4] A client that joined at another would warn its user with every reply."""
+    api = sys.modules["minigrid_plugin_api"]
+    assert ann().text("master_url") == "http://grid.example:8080/"
+    monkeypatch.setattr(api, "own_addresses", ["http://grid.example:8080"])
+    assert ann().text("master_url") == "http://grid.example:8080/", "the one it came by"
+    monkeypatch.setattr(api, "own_addresses", ["http://10.1.2.3:99"])
+    assert ann().xml.find("master_url") is None
+
+
 def test_report_immediately_can_be_turned_off(ann, rpc, monkeypatch):
     monkeypatch.setattr(rpc, "settings", rpc.Settings(report_immediately=False))
     add("near")
@@ -614,21 +624,21 @@ def test_cross_project_id(ann, rpc):
 def test_the_key_is_told_once_and_changes_are_signed(ann, web, rpc):
     for number in range(3):
         add("near", number)
-    keys = sys.modules["minigrid_plugin_boinc.keys"]
+    keys = sys.modules["minigrid_plugin_keys"]
     reply = ann(1)
     assert reply.text("code_sign_key").strip() == rpc.keys.public and reply.jobs
     assert reply.xml.find("code_sign_key_signature") is None
     assert ann().xml.find("code_sign_key") is None
-    old = keys.read_key(ann.sign_key)
+    old = keys.BOINC.read(ann.sign_key)
     rpc.keys.change()
     reply = ann(1)
     new = reply.text("code_sign_key").strip()
     assert new == rpc.keys.public and reply.jobs == []
-    assert keys.verifies(keys.md5_of(new), reply.text("code_sign_key_signature"), old)
+    assert keys.verifies(keys.BOINC.digest_of_key(new), reply.text("code_sign_key_signature"), old)
     reply = ann(1)  # Now it has the new one, and its files are signed by that.
     program = reply.xml.find("file_info/file_signature/..")
     assert keys.verifies(program.findtext("md5_cksum"), program.findtext("file_signature"),
-                         keys.read_key(new))
+                         keys.BOINC.read(new))
     ann.sign_key = "1024\n" + "ab" * 256
     before = len(ann.held)
     reply = ann(1, reports=ann.held[:1])
@@ -646,9 +656,9 @@ def test_a_key_that_changes_within_a_request(ann, rpc, monkeypatch):
             changes.append(rpc.keys.change())
         return original(md5, name)
     monkeypatch.setattr(rpc.keys, "signature", signature)
-    keys = sys.modules["minigrid_plugin_boinc.keys"]
+    keys = sys.modules["minigrid_plugin_keys"]
     reply = ann(1)
-    told = keys.read_key(reply.text("code_sign_key"))
+    told = keys.BOINC.read(reply.text("code_sign_key"))
     signed = [e for e in reply.xml.findall("file_info") if e.find("file_signature") is not None]
     assert signed and all(keys.verifies(
         e.findtext("md5_cksum"), e.findtext("file_signature"), told) for e in signed)
