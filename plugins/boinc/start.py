@@ -278,9 +278,10 @@ def measure(pid):
     return seconds, largest
 
 
-def guard(pid):
-    """Fork a process that kills the job's group if this one is killed; return a file to write to
-    when it need not. The job may be stopped then, and could not end by itself."""
+def guard():
+    """Fork a process that kills the job's group if this one is killed; return a file to which the
+    job writes its number, and this process a dot when all is over. The job may be stopped at that
+    time, and could not end by itself."""
     inner, outer = os.pipe()
     if os.fork():
         os.close(inner)
@@ -290,8 +291,10 @@ def guard(pid):
             signal.signal(number, signal.SIG_IGN)
         os.closerange(0, inner)
         os.closerange(inner + 1, 256)
-        if not os.read(inner, 1):
-            os.killpg(pid, signal.SIGKILL)
+        with open(inner, "rb") as f:
+            said = f.read()  # All of it comes before the end, from the job too: it has exec'd.
+        if said and not said.endswith(b"."):
+            os.killpg(int(said), signal.SIGKILL)
     finally:
         os._exit(0)
 
@@ -300,18 +303,29 @@ class Job:
     """The running job: a process group."""
 
     def __init__(self, command, native, **pipes):
+        self.guard = None
         if os.name == "nt":
             own = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP
                    | subprocess.CREATE_NO_WINDOW}
-        else:
-            own = {"start_new_session": True}
+        else:  # The guard first, and told by the job itself: we may be killed at any moment.
+            self.guard = guard()
+            own = {"start_new_session": True, "preexec_fn": self.tell_guard}
         try:
             self.process = subprocess.Popen(command, env=clean_environment(native), **pipes, **own)
         except OSError as e:
+            self.dismiss_guard()
             raise Failed(NOT_STARTED, "%s could not be started: %s" % (command[0], e)) from None
         self.pid, self.code, self.suspended = self.process.pid, None, False
         self.seconds, self.looked, self.cpu_time, self.memory = 0.0, time.monotonic(), 0.0, 0
-        self.guard = guard(self.pid) if os.name != "nt" else None
+
+    def tell_guard(self):
+        """In the job's process before it becomes the job: say who it is."""
+        os.write(self.guard, b"%d" % os.getpid())
+
+    def dismiss_guard(self):
+        if self.guard is not None:
+            os.write(self.guard, b".")
+            os.close(self.guard)
 
     def look(self):
         """Measure CPU time and memory. Where CPU time cannot be had before the end, the seconds
@@ -332,8 +346,7 @@ class Job:
             self.signal("SIGKILL")
         if self.code is None and self.process.poll() is not None:
             self.code = self.process.returncode
-            if self.guard is not None:
-                os.write(self.guard, b".")
+            self.dismiss_guard()
             with contextlib.suppress(ImportError):
                 import resource
 

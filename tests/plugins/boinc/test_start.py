@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 FOLDER = Path(__file__).resolve().parents[3] / "plugins" / "boinc"
-PATIENCE = 30  # seconds until something that does not come is a failure
+PATIENCE = 60  # seconds until something that does not come is a failure
 PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="for Unix; there is no client to fake here")
@@ -374,6 +374,33 @@ def test_killed_start_program_leaves_no_orphan(slot, kind, suspended):
         slot.until(lambda: state(pid) == "T")
     process.kill()
     slot.gone(pid)
+
+
+KILLED_EARLY = """
+import importlib.util, os, signal, subprocess, sys
+
+spec = importlib.util.spec_from_file_location("start", sys.argv[1])
+start = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(start)
+
+class Popen(subprocess.Popen):
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        open("number", "w").write(str(self.pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+start.subprocess.Popen = Popen
+start.Job(["/bin/sh", "-c", "sleep 1000 & wait"], True, stdin=subprocess.DEVNULL)
+"""
+
+
+def test_killed_just_after_the_start_of_the_job_leaves_no_orphan(slot):
+    slot.write("stderr.txt", "")
+    program = Path(__file__).parents[3] / "plugins" / "boinc" / "start.py"
+    process = subprocess.run([sys.executable, "-c", KILLED_EARLY, program], cwd=slot.path,
+                             timeout=PATIENCE)
+    assert process.returncode == -signal.SIGKILL
+    slot.gone(int(slot.read("number")))
 
 
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP"])
