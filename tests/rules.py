@@ -1,8 +1,8 @@
 """The rules minigrid carries out, as data: id -> what it asks for, in our own words.
 
 S0, S2 and S4 are three texts on BOINC's back end, C the conflicts between them and how each is
-settled. Where a text and a C disagree, the C holds. S1 and S3, and the other C, speak of the client
-and of X-Com; code may cite them, but nothing here asks it to.
+settled. Where a text and a C disagree, the C holds. S1, with C24 to C35, is on the client: these
+are in VOLUNTEER. S3 is on X-Com; code may cite it, but nothing here asks it to.
 """
 
 FAMILIES = {"S0-": 55, "S1-": 37, "S2-": 40, "S3-": 43, "S4-": 66, "C": 46}  # -> the last number
@@ -213,4 +213,58 @@ RULES = {
     "C44": "a misprint of assimilate_state",
     "C45": "files go once the workunit is assimilated, not before",
     "C46": "uploads that belong to nothing are removed when old",
+}
+
+VOLUNTEER = {
+    # S1: when the client talks to which scheduler, and what it does when that fails
+    "S1-01": "one request reports, asks for work, or both",
+    "S1-02": "when, whom, at which address, how much, and what if it fails",
+    "S1-03": "as few requests as possible",
+    "S1-04": "servers that come back meet no storm",
+    "S1-05": "addresses that all fail are looked up again in the end",
+    "S1-06": "reports come before their deadlines, or soon after",
+    "S1-07": "each project has an average of the CPU time it was given",
+    "S1-08": "which fades by a factor of e per week",
+    "S1-09": "debt is share over average",
+    "S1-10": "who is owed most is asked first",
+    "S1-11": "no request to a project before its min_rpc_time",
+    "S1-12": "0 is at once",
+    "S1-13": "it is set by a delay that the server asks for",
+    "S1-14": "by failed requests",
+    "S1-15": "and by failed computations",
+    "S1-16": "minimum time means the earliest that is allowed",
+    "S1-17": "requests belong to sessions",
+    "S1-18": "one kind gets work and may report, the other reports and may get work",
+    "S1-19": "sessions are a state machine, one at a time",
+    "S1-20": "get-work goes on up to the high-water mark",
+    "S1-21": "with the project owed most of those that may be asked",
+    "S1-22": "trying its addresses until one answers",
+    "S1-23": "success forgets failures",
+    "S1-24": "failure of all addresses counts as one",
+    "S1-25": "and backs off",
+    "S1-26": "every tenth marks the front page to be read",
+    "S1-27": "which is done at the end of the session",
+    "S1-28": "a failure there counts and backs off as well",
+    "S1-29": "a new address is tried at once",
+    "S1-30": "a report session does the same with one project",
+    "S1-31": "(the text forgot its front page)",
+    "S1-32": "nothing begins while a session is under way",
+    "S1-33": "below the low-water mark work is fetched",
+    "S1-34": "otherwise overdue results are reported",
+    "S1-35": "asking for work on the side only where most is owed",
+    "S1-36": "work is measured in time",
+    "S1-37": "backoff has a random factor",
+    # C: conflicts that concern the client
+    "C24": "e per week is meant; never served is infinite debt, and ties go by share",
+    "C25": "the backoff counts failed requests (a misprint)",
+    "C26": "failures 10, 20, 30; after three failed front pages a day's wait",
+    "C27": "the minimum time itself is late enough",
+    "C28": "first success resets, then the delay counts",
+    "C29": "no work is a reason to wait, and to ask the next project",
+    "C30": "60 s doubling up to 4 h, of which a random half to all",
+    "C31": "one counter for all sessions; our own network does not count",
+    "C32": "transfers are given up two weeks after their first failure",
+    "C33": "the low-water mark is a time",
+    "C34": "waiting goes by the client's clock, deadlines are shifted to it",
+    "C35": "zero stands for none or at once; a share never served for infinite debt",
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import make
 import pytest
 from make import NOW
-from rules import FAMILIES, RULES
+from rules import FAMILIES, RULES, VOLUNTEER
 
 import minigrid as m
 
@@ -74,6 +74,19 @@ def test_rules_as_data_are_complete():
 def test_every_rule_is_cited_or_a_deviation():
     nowhere = set(RULES) - CITED_BY_RULES - CITED_IN_TEXTS - set(m.DEVIATIONS)
     assert not nowhere, "\n".join(f"{i}: {RULES[i]}" for i in sorted(nowhere))
+
+
+NO_BEHAVIOUR = {"S1-02", "S1-16"}  # a table of contents, and a note on a word
+
+
+def test_every_rule_of_the_client_is_cited_in_the_volunteer_and_its_tests():
+    wanted = [f"S1-{n:02}" for n in range(1, FAMILIES["S1-"] + 1)]
+    assert list(VOLUNTEER) == wanted + [f"C{n}" for n in range(24, 36)]
+    client = ids(explained(ROOT / "plugins" / "volunteer.py"))
+    tests = {i for path in TESTS if "volunteer" in path.name for i in ids(explained(path))}
+    for cited in (client | NO_BEHAVIOUR, tests):
+        nowhere = set(VOLUNTEER) - cited
+        assert not nowhere, "\n".join(f"{i}: {VOLUNTEER[i]}" for i in sorted(nowhere))
 
 
 def test_no_rule_is_carried_out_and_a_deviation():
