@@ -4535,7 +4535,7 @@ class Client:
         self.leaving = self.stopped = self.fetched = False
         self.told, self.apps = set(), set()
         self.unsent = None  # a request that waits until it is noted on the disk
-        self.full = set()  # what was said of our full disk
+        self.full = {}  # for what our disk has no room, as was said
         self.protection = Protection()  # what keeps jobs from doing harm
         self.dirty, self.urgent, self.save_time = True, True, 0.0
         (directory / "slots").mkdir(parents=True, exist_ok=True)
@@ -4774,32 +4774,29 @@ class Client:
         try:
             save_state(self.state, self.directory)
             self.dirty = self.urgent = False
+            self._note_disk("state")
         except OSError as e:
-            self._note_disk("cannot write to %s (%s): nothing is asked or reported until that is "
-                            "possible" % (self.directory, e.strerror))
+            self._note_disk("state", "cannot write to %s (%s): nothing is asked or reported until "
+                            "that is possible" % (self.directory, e.strerror))
             self.urgent = False
         while self.left_slots:  # If that failed, too: perhaps their room is what is missing.
             self._free_slot(self.left_slots.pop())
 
-    def _note_disk(self, trouble=""):
-        """Say that our disk is full, and once it is not any more, each once."""
-        if trouble and trouble not in self.full:
-            self.full.add(trouble)
+    def _note_disk(self, what, trouble=""):
+        """Say that our disk has no room for something, and once it has room for all, each once."""
+        if trouble and what not in self.full:
             self.voice.warn(trouble)
-        elif self.full and not trouble:
-            self.full.clear()
+        if trouble:
+            self.full[what] = trouble
+        elif self.full.pop(what, "") and not self.full:
             self.voice.tell("there is room on the disk again")
 
     def _disk_full(self):
         """Is there no room for jobs? Says so."""
-        free = shutil.disk_usage(self.directory).free
-        if free >= ROOM_MIN:
-            if not self.unsent:
-                self._note_disk()
-            return False
-        self._note_disk("this computer's disk is full (%s): no job is started until there is room"
-                        % self.directory)
-        return True
+        full = shutil.disk_usage(self.directory).free < ROOM_MIN
+        self._note_disk("jobs", full and "this computer's disk is full (%s): no job is started "
+                                         "until there is room" % self.directory)
+        return full
 
     def _warn_once(self, text):
         if text not in self.told:
@@ -4850,7 +4847,6 @@ class Client:
             self._save()
         if self.dirty:
             return
-        self._note_disk()
         (action, url, body, done), self.unsent = self.unsent, None
         self._begin("rpc", functools.partial(self.transport.post_json, url, body),
                     functools.partial(done, action, self.now))
