@@ -320,11 +320,11 @@ def load_state(directory):
         return None
 
 
-def lock(directory):
-    """Take the directory's lock and return the open file that holds it; None if it is taken.
-    The system lets go of it when the process dies, however it dies. Raises OSError if there are
-    no locks there, as on some network drives."""
-    f = open(directory / "lock", "a+b")
+def lock(path):
+    """Lock a file, made if need be, and return the open file that holds the lock; None if another
+    process has it. The system lets go of it when the process dies, however it dies. Raises OSError
+    if there are no locks there, as on some network drives."""
+    f = open(path, "a+b")
     try:
         if os.name == "nt":
             import msvcrt
@@ -1012,7 +1012,9 @@ def next_job(ready, running, limits, now):
     """The job to start next. One that would be late if all others came first has to come first, by
     its deadline [S1-06]; otherwise the project's with the greatest debt, counting what already
     runs for it as given; None if there is none. Late means: after half of the time it was given,
-    for its server may be down for hours when it is done. See may_hurry()."""
+    for its server may be down for hours when it is done. See may_hurry(). Jobs of one project are
+    started as they came: by their deadlines, an application with short ones could keep another
+    one's jobs from ever being started."""
     queue = sum(remaining(job, job.project, limits.p_fpops) for job in ready) / limits.n_cpus
     pledged = {}
     for job in running:
@@ -1029,7 +1031,7 @@ def next_job(ready, running, limits, now):
                 job.project, now)[0] >= most):
             return 0, deadline
         debt = resource_debt(job.project, now, pledged.get(job.project, 0.0))
-        return (1, *(-part for part in debt), deadline)
+        return (1, *(-part for part in debt), job.received)
 
     return min(ready, key=order, default=None)
 
@@ -2649,7 +2651,7 @@ def start(order, code, status, alive):
         if not job and LINUX:
             prctl(4, 1)
         if job:
-            for descriptor in range(3, 64):
+            for descriptor in range(3, order["files_max"]):
                 if descriptor != status:
                     try:
                         os.close(descriptor)
@@ -2695,7 +2697,7 @@ def bound(order):
 
 def become(order, code):
     """Run the harness."""
-    os.closerange(3, 64)
+    os.closerange(3, order["files_max"])  # The slot's lock, too, which is the keeper's alone.
     if order["files"] == "seatbelt":
         os.execv("/usr/bin/sandbox-exec", [
             "sandbox-exec", "-p", seatbelt(order), sys.executable, "-s", "-B", order["harness"],
@@ -3400,7 +3402,8 @@ BOOT = ("import sys; sys.path[:] = [p for p in sys.path if p]; import marshal; "
 class Task:
     """A running job: a process of its own, in a slot directory."""
 
-    def __init__(self, job, slot, harness, seconds, now, protection=Protection()):
+    def __init__(self, job, slot, harness, seconds, now, protection=Protection(), held=None):
+        """`held` is the open file with the slot's lock, for the keeper to have until its end."""
         self.job, self.slot, self.seconds, self.looked = job, slot, seconds, now
         self.began, self.makes_way = job.elapsed_time, False
         self.measured = -math.inf
@@ -3425,9 +3428,11 @@ class Task:
                     hand_over(slot, user or 0)
                 self.process = subprocess.Popen(
                     command + ["-c", BOOT], cwd="/", env=environment, stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE, stderr=stderr, start_new_session=True)
+                    stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
+                    pass_fds=[held.fileno()] if held else [])
                 self._send(dict(self._order(protection, user), folder=folder,
-                                harness=str(harness.resolve())))
+                                harness=str(harness.resolve()),
+                                files_max=max(64, held.fileno() + 1 if held else 0)))
                 return
             environment["PATH"] = os.environ.get("PATH", "")
             self.process = subprocess.Popen(
@@ -4479,6 +4484,7 @@ SAVE_TIMES_SECONDS = 60.0  # how long jobs have run is kept so often
 TRANSFER_SECONDS_MAX = 14 * 86400  # from its first failure on [C32]
 ROOM_MIN = 1_000_000  # bytes; a disk with less is full: no job is started
 PUT_OFF_MAX = 10  # how often a job begins again because the disk was full
+SLOT_SECONDS = 0.5  # until a slot is tried again in which a killed client's job still runs
 PUT_OFF_SECONDS = 300.0  # at most, until our own full disk is tried again: it costs nobody else
 PAGE_PORT = 8081
 CACHE_SECONDS = 30 * 86400  # files that no job has needed for so long are deleted
@@ -5382,15 +5388,21 @@ class Client:
                 self.directory / "slots" / str(n)))
         slot = self.directory / "slots" / str(job.slot)
         seconds = time_bound(job, self.state.p_fpops)
+        held = None
         try:
-            slot.with_name(slot.name + ".job").write_text(owner_of(job), encoding="utf-8")
+            held = lock(slot.with_name(slot.name + ".job"))
+            if not held:
+                return self._await_slot(job)
+            held.truncate(0)
+            held.write(owner_of(job).encode())
+            held.flush()
             own_bounds(job, self.directory, self.options.n_cpus)
             files = self.directory / project.folder / "files"
             if not prepare_slot(slot, job, files, seconds):
                 job.elapsed_time = job.fraction_done = 0.0
             deliver(slot, job)
             task = Task(job, slot, self.directory / "harness.py", seconds, self.now,
-                        self.protection)
+                        self.protection, held)
         except BadFile as e:
             self._fetch_again(job, str(e))
             return self._drop_slot(job) if fresh else None
@@ -5403,11 +5415,19 @@ class Client:
             if not (e.errno in FULL and self._put_off(job)):
                 self._end(job, C.COMPUTE_ERROR, EXIT_CHILD_FAILED, "could not be started: %s" % e)
             return
+        finally:
+            if held:
+                held.close()  # The keeper holds it now, if there is one.
         self.start_time = 0.0
         self.tasks[job] = task
         self.dirty = True
         self._begin(run_key(job), task.wait,
                     functools.partial(self._exited, task))
+
+    def _await_slot(self, job):
+        """A process that a killed client has left is still there, and may yet write a checkpoint:
+        its keeper is about to end it."""
+        self.retries.setdefault(run_key(job), Retry()).at = self.now + SLOT_SECONDS
 
     def _fetch_again(self, job, name):
         """A file is damaged or gone since it was checked. If that happens again and again this
@@ -5689,7 +5709,7 @@ def choose_directory(url, wanted, forget=""):
     for directory in candidates:
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            held = lock(directory)
+            held = lock(directory / "lock")
         except OSError as e:
             raise SystemExit("cannot use %s: %s; name another place with --dir"
                              % (directory, e.strerror))

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 from volunteer_world import (FILE, PATIENCE, Signer, attend, crash, drive, folder_of, make_client,
-                             v)
+                             next_event, v)
 
 import minigrid as m
 
@@ -897,6 +897,27 @@ def test_killed_at_any_moment(world, tmp_path):
 
 
 # ---- 5a. What a killed client had no time to note, moment by moment
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no keeper holds the slot there")
+def test_no_job_is_started_beside_what_a_killed_client_has_left(tmp_path, server, clock):
+    """Two processes would write one checkpoint."""
+    server.add(1, WAITING)
+    first = make_client(tmp_path, server)
+    drive(first, clock, lambda: first.tasks)
+    slot = first.directory / "slots" / "0"
+    eventually((slot / "checkpoint.json").exists, "a checkpoint")
+    first.dirty = first.urgent = True
+    first._save()
+    again = make_client(tmp_path, server)
+    for _ in range(3):
+        again.step(clock.now)
+        clock.now = next_event(again, clock.now)
+    assert not again.tasks and again.jobs[0].client_state == v.C.READY
+    assert (slot / "checkpoint.json").exists()
+    crash(first)
+    drive(again, clock, lambda: server.store)
+    assert bytes(server.uploads["wu_1_0"]) == b'"half way"'
 
 
 def until_kept(client, clock, state):

@@ -5,20 +5,14 @@ All signatures here are made by the library `cryptography`, or by hand where it 
 
 import functools
 import hashlib
-import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from hypothesis import given
 from hypothesis import strategies as st
+from volunteer_world import v
 
-FILE = Path(__file__).resolve().parents[2] / "plugins" / "volunteer.py"
-SPEC = importlib.util.spec_from_file_location("volunteer_of_keys", FILE)
-v = sys.modules[SPEC.name] = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(v)
 SUM = "ab" * 32
 ANY = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda x:
                    st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=9), x, max_size=3))

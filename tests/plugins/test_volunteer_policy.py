@@ -326,7 +326,8 @@ def job_of(share, given, name, seconds, deadline=9e4, **more):
 
 NEXT = {  # jobs that are ready, processors -> the one to start
     "greatest debt": ([job_of(1, 5, "a", 9), job_of(1, 4, "b", 9)], 1, "b"),
-    "deadline among equals": ([job_of(1, 5, "a", 9), job_of(1, 5, "b", 9, 8e4)], 1, "b"),
+    "among equals as they came": (
+        [job_of(1, 5, "a", 9, 8e4, received=2), job_of(1, 5, "b", 9, received=1)], 1, "b"),
     "would be late behind all others": (
         [job_of(1, 5, "a", 600, 1000), job_of(9, 4, "b", 600, 9e3)], 1, "a"),
     "would not": ([job_of(1, 5, "a", 600, 1900), job_of(9, 4, "b", 600, 9e3)], 1, "b"),

@@ -10,7 +10,6 @@ import contextlib
 import datetime
 import errno
 import hashlib
-import importlib.util
 import ipaddress
 import json
 import os
@@ -20,7 +19,6 @@ import socket
 import ssl
 import stat
 import struct
-import sys
 import threading
 import time
 from pathlib import Path
@@ -29,20 +27,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from volunteer_world import FILE, v
 
-FILE = Path(__file__).resolve().parents[2] / "plugins" / "volunteer.py"
 PATIENCE = 20  # seconds until a connection that does not end is a failure
 KEY = "a" * 32
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("volunteer", FILE)
-    module = sys.modules["volunteer"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-v = load()
 
 
 # ---- A server that does what it is told --------------------------------------

@@ -10,7 +10,6 @@ import ctypes
 import fcntl
 import hashlib
 import http.client
-import importlib.util
 import io
 import json
 import os
@@ -21,30 +20,17 @@ import socket
 import stat
 import struct
 import subprocess
-import sys
 import termios
 import threading
 import time
 import unicodedata
 from html.parser import HTMLParser
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from volunteer_world import NOW, v
 
-FILE = Path(__file__).resolve().parents[2] / "plugins" / "volunteer.py"
-NOW = 1_790_000_000.0  # 14:13:20 UTC
 PATIENCE = 20  # seconds until what does not come is a failure
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("volunteer", FILE)
-    module = sys.modules["volunteer"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-v = load()
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 FILE = Path(__file__).resolve().parents[2] / "plugins" / "volunteer.py"
-NOW = 1_790_000_000.0
+NOW = 1_790_000_000.0  # 14:13:20 UTC
 PATIENCE = 60  # seconds until a process or a connection that does not end is a failure
 
 
