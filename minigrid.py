@@ -31,7 +31,6 @@ import hashlib
 import importlib.util
 import json
 import logging
-import math
 import os
 import queue
 import random
@@ -51,27 +50,28 @@ import bottle
 import waitress
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
-from peewee import (SQL, BigIntegerField, BooleanField, CharField, DatabaseError, FloatField,
+from peewee import (JOIN, SQL, BigIntegerField, BooleanField, CharField, DatabaseError, FloatField,
                     ForeignKeyField, IntegerField, IntegrityError, Model, SqliteDatabase, TextField)
 from playhouse.fields import IntEnumField
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 log = logging.getLogger("minigrid")
 
 __all__ = [
     "NEVER", "ServerState", "Outcome", "ValidateState", "FileDeleteState", "AssimilateState",
-    "ErrorMask", "RULES", "DEVIATIONS", "fire", "fired", "label", "IllegalMove", "ClientError",
-    "PluginError", "StoreError", "db", "Meta", "User", "Host", "App", "AppVersion",
-    "HostAppVersion", "Workunit", "Result", "SharedFile", "Firing", "Record", "canonical_json",
-    "save_all", "append_exactly", "lock_directory", "server_note", "UNSENT", "IN_PROGRESS", "DUE",
-    "TO_VALIDATE", "TO_ASSIMILATE", "Settings", "setting", "read_settings", "project",
-    "open_project", "close_project", "remember", "PARAMETERS", "Application", "ALL", "GENERATOR",
-    "apps", "plugins", "plugged", "check_parameters", "sync_apps", "working", "file_path",
-    "file_entry", "store_file", "settle", "output_files", "add_work", "Request", "Report", "Reply",
-    "Assignment", "schedule", "say_to", "send", "COULDNT_SEND", "DETACH", "HOST_FIELDS", "log",
-    "transition", "Verdict", "candidates", "validate", "load", "DELETED", "NOT_DELETED", "PURGE",
-    "FILES_READY", "FILES_GONE", "FILES_STUCK", "chunks", "STAGES", "all_stages", "run_pass",
-    "make_app", "base_url", "wall_clock", "load_plugins", "running", "main", "CANCEL", "change",
+    "ErrorMask", "Rule", "rule", "RULES", "DEVIATIONS", "fire", "explain", "fired", "label",
+    "IllegalMove", "ClientError", "PluginError", "StoreError", "db", "Meta", "User", "Host", "App",
+    "AppVersion", "HostAppVersion", "Workunit", "Result", "SharedFile", "Firing", "Record",
+    "canonical_json", "save_all", "append_exactly", "lock_directory", "server_note", "UNSENT",
+    "IN_PROGRESS", "DUE", "TO_VALIDATE", "TO_ASSIMILATE", "Settings", "setting", "read_settings",
+    "project", "open_project", "close_project", "remember", "PARAMETERS", "Application", "ALL",
+    "GENERATOR", "apps", "plugins", "plugged", "check_parameters", "sync_apps", "working",
+    "file_path", "file_entry", "store_file", "settle", "output_files", "add_work", "Request",
+    "Report", "Reply", "Assignment", "schedule", "say_to", "send", "COULDNT_SEND", "DETACH",
+    "HOST_FIELDS", "log", "transition", "Verdict", "candidates", "validate", "load", "DELETED",
+    "NOT_DELETED", "PURGE", "FILES_READY", "FILES_GONE", "FILES_STUCK", "CHUNK", "CHUNKS_MAX",
+    "put_off", "chunks", "STAGES", "all_stages", "run_pass", "make_app", "base_url", "wall_clock",
+    "load_plugins", "running", "main", "CANCEL", "change", "NOT_NOW",
 ]
 
 NEVER = 2147483647  # the INT_MAX of transition_time [C9 C35]; 0 means due at once
@@ -174,7 +174,7 @@ class Rule:
 
 
 RULES = {}  # name -> Rule, in the order in which a workunit may meet them
-fired = []  # (rule, row) since the writer last emptied it: becomes log lines and counts
+fired = []  # (rule or text, row) since the writer last emptied it: log lines, counts, answers
 
 
 def rule(*columns):
@@ -198,6 +198,11 @@ def fire(rule, row):
     for name, value in rule.after.items():
         setattr(row, name, row.error_mask | value if name == "error_mask" else value)
     fired.append((rule, row))
+
+
+def explain(row, text):
+    """Tell those who ask why: a decision about a row, with the numbers it was made from."""
+    fired.append((text, row))
 
 
 def label(row):
@@ -303,6 +308,9 @@ VALID = rule(
 INVALID = rule(
     "invalid", "validator", "S0-40 S0-44 S2-25 S4-56", "differs from the canonical result",
     REPORTED, dict(validate_state=V.INVALID))
+WRONG = rule(
+    "wrong", "validator", "S3-27 S3-33 S3-39", "the application, or a known answer, says so",
+    UNJUDGED, dict(validate_state=V.INVALID))
 INCONCLUSIVE = rule(
     "inconclusive", "validator", "S4-59", "compared, but no group of results is large enough yet",
     REPORTED, dict(validate_state=V.INCONCLUSIVE))
@@ -373,8 +381,6 @@ DEVIATIONS = {rule_id: why for rule_ids, why in (  # what no code carries out
     ("S4-44", "C14: CLIENT_DETACHED"),
     ("S4-58", "C15: no such state; outcome VALIDATE_ERROR"),
     ("C37 C41", "wording and layout of the sources; nothing to carry out"),
-    ("C36", "the black list comes with the policies of trust (S3-29)"),
-    ("C38", "waiting times learned per host come with X-Com's dispatch (S3-08)"),
 ) for rule_id in rule_ids.split()}
 
 
@@ -527,6 +533,7 @@ class Workunit(Record):
     rsc_memory_bound = FloatField(default=2.5e8)  # bytes
     rsc_disk_bound = FloatField(default=1e8)  # bytes
     delay_bound = IntegerField(default=86400)  # s from sending to the deadline
+    complexity = FloatField(default=1)  # computing time in units of the application's own [S3-11]
     min_quorum = IntegerField(default=2)
     target_nresults = IntegerField(default=2)
     max_error_results = IntegerField(default=3)
@@ -640,12 +647,13 @@ def save_all(rows):
 # errors, no races between reports and stages, one fsync for many requests, and nothing that was
 # acknowledged is lost. A function that raises loses its own changes only.
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MIGRATIONS = {  # version -> SQL statements that make version + 1 of it
     1: ("ALTER TABLE host ADD COLUMN details TEXT NOT NULL DEFAULT '{}'",
         "ALTER TABLE app_version ADD COLUMN options TEXT NOT NULL DEFAULT '{}'",
         "ALTER TABLE workunit ADD COLUMN command_line VARCHAR(255) NOT NULL DEFAULT ''",
         "DROP INDEX IF EXISTS result_in_progress"),
+    2: ("ALTER TABLE workunit ADD COLUMN complexity REAL NOT NULL DEFAULT 1",),
 }
 
 
@@ -719,19 +727,25 @@ class Writer:
                 for future, function in tasks:
                     answers.append((future, *self._try(function, done)))
                 count_firings(done)
+                for note in plugged("at_commit"):
+                    note(done, project.now)
             self.trouble = ""
-        except DatabaseError as error:  # The commit failed: nothing of the group happened.
+        except Exception as error:  # The commit failed: nothing of the group happened. It may be
+            # a plugin's bug, but the one writer must live and everybody who waits get an answer.
             if len(tasks) > 1:  # One of them may be to blame: each alone, then.
                 return [self._commit([task]) for task in tasks]
             while isinstance(error.__context__, (DatabaseError, sqlite3.Error)):
                 error = error.__context__  # what the failed rollback hides
-            self.trouble = str(error)
-            refusal = StoreError(f"the server's store cannot be written: {error}")
+            known = isinstance(error, (DatabaseError, sqlite3.Error))
+            self.trouble = str(error) if known else repr(error)
+            refusal = StoreError(f"the server's store cannot be written: {error}") \
+                if known else error
             answers, done = [(tasks[0][0], None, refusal)], []
         finally:
             self.working = None
         for rule, row in done:
-            log.info("%s %s: %s", label(row), rule.by, rule.name)
+            log.info("%s %s", label(row), rule if isinstance(rule, str)
+                     else f"{rule.by}: {rule.name}")
         for future, value, error in answers:
             future.set_exception(error) if error else future.set_result(value)
 
@@ -752,11 +766,12 @@ class Writer:
 
 def count_firings(done):
     """Add the fired rules of a transaction to the totals of their applications."""
-    counts = Counter((row.app_id, rule.name) for rule, row in done if row.app_id)
+    counts = Counter((row.app_id, rule.name) for rule, row in done
+                     if isinstance(rule, Rule) and row.app_id
+                     and getattr(row, "number", 0) is not None)  # no policy's own workunits
     for (app_id, name), n in counts.items():
-        (Firing.insert(app=app_id, rule=name, n=n)
-         .on_conflict(conflict_target=[Firing.app, Firing.rule], update={Firing.n: Firing.n + n})
-         .execute())
+        db.execute_sql("INSERT INTO firing (app_id, rule, n) VALUES (?, ?, ?) ON CONFLICT "
+                       "(app_id, rule) DO UPDATE SET n = n + excluded.n", (app_id, name, n))
 
 
 def open_store(path):
@@ -839,8 +854,10 @@ class Settings:
     port: int = setting(8080, "port to listen on; 0 takes a free one")
     proxy: str = setting("", "address of a web server in front whose X-Forwarded-* are believed")
     apps: str = setting("plugins/apps", "application files, or directories of them")
-    plugins: str = setting("python_apps native_apps quorum hosts dispatch cleanup accounts keys "
-                           "files api trickles boinc status upkeep pause commands", "what to load")
+    plugins: str = setting(
+        "python_apps native_apps generator quorum checks recheck inverse budget hosts dispatch "
+        "sampling trust credit cleanup accounts keys files api trickles boinc status nodes why "
+        "upkeep pause commands", "what to load")
     stock: int = setting(100, "unsent results to keep ready for each application")
     request_delay: float = setting(5, "s a client is asked to wait between requests")
     min_sendwork_interval: float = setting(2, "s between two requests of a host that may get work")
@@ -901,6 +918,7 @@ class Project:
         self.data = Path(self.settings.data)
         self.rng = random.Random(0)
         self.write = Writer()
+        self.now = 0  # of the change in progress, or of the last one
         self.lock = None
         self.retry_files_at = 0  # the first pass of a process retries failed deletions [F2]
         self.put_off = {}  # (application name, workunit id) -> not before this time
@@ -915,7 +933,8 @@ plugins = []  # the loaded modules of plugins/
 
 def plugged(name):
     """Return what the plugins define under a name, in their order."""
-    return [getattr(plugin, name) for plugin in plugins if hasattr(plugin, name)]
+    # Asked for twenty times in each request; hasattr() is slow where there is nothing.
+    return [vars(plugin)[name] for plugin in plugins if name in vars(plugin)]
 
 
 def open_project(settings, rng, lock=True):
@@ -965,7 +984,7 @@ PARAMETERS = {  # workunit parameter -> type
     **dict.fromkeys(("priority", "delay_bound", "min_quorum", "target_nresults",
                      "max_error_results", "max_total_results", "max_success_results"), int),
     **dict.fromkeys(("rsc_fpops_est", "rsc_fpops_bound", "rsc_memory_bound", "rsc_disk_bound",
-                     "credit"), float),
+                     "complexity", "credit"), float),
 }
 FAULTS_MAX = 20  # workunits put off before the whole application is
 ALL, GENERATOR = 0, -1  # in the place of a workunit's id: all of an application, its workunit(i)
@@ -976,8 +995,9 @@ class Application:
     """A loaded application and its rows in the store.
 
     Its hooks: workunit(i) -> {"input": bytes, parameters} or None; parse(bytes) -> answer;
-    compare(a, b) -> do they agree?; check_set(answers) -> index of the canonical one or None,
-    itself None where answers vote; assimilate(told, bytes or None) -> JSON text, None or "defer".
+    compare(a, b) -> do they agree?; check_set(answers) -> index of the canonical one or None, or
+    (index, credit), itself None where answers vote; assimilate(told, bytes or None) -> JSON text,
+    None or "defer".
     """
 
     name: str
@@ -986,8 +1006,10 @@ class Application:
     hooks: dict
     parameters: dict  # defaults for its workunits
     judge: Callable  # the validation policy: (wu, results, application) -> Verdict
+    policies: dict = field(default_factory=dict)  # constants of its file that plugins know
     id: int = 0
     versions: list = field(default_factory=list)  # its AppVersions of today, all platforms
+    drained: bool = False  # it had no more to give when the generator last asked
 
 
 def check_parameters(given):
@@ -1000,7 +1022,8 @@ def check_parameters(given):
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(f"{name} must be a number, found {value!r}")
-        floor = {"priority": -2**31, "credit": 0, "max_error_results": 0}.get(name, 1)
+        floor = {"priority": -2**31, "credit": 0, "complexity": 1e-9, "max_error_results": 0}.get(
+            name, 1)
         ceiling = 2**31 - 1 if PARAMETERS[name] is int else 1e30
         if not floor <= value <= ceiling or PARAMETERS[name] is int and value != int(value):
             raise ValueError(f"{name} must be a {'whole ' * (PARAMETERS[name] is int)}number "
@@ -1122,7 +1145,7 @@ def add_work(application, number, given, now):
     right. Runs in the writer. The name is made from the number, so that no crash can make a
     workunit twice.
     """
-    given = {**application.parameters, **given}
+    given, project.now = {**application.parameters, **given}, now
     content, files = given.pop("input"), given.pop("files", {})
     command_line = given.pop("command_line", "")
     unknown = sorted(map(repr, set(given) - set(PARAMETERS)))
@@ -1131,6 +1154,9 @@ def add_work(application, number, given, now):
             raise ValueError(f"unknown {', '.join(unknown)}; known are 'input', 'files', "
                              f"'command_line', {', '.join(map(repr, PARAMETERS))}")
         check_extras(files, command_line)
+        for shape in plugged("shape_work"):  # Policies choose the number of copies.
+            given = shape(application, given)
+        why = given.pop("why", "")  # of a policy's choice, for those who ask
         numbers = check_parameters(given)
     except ValueError as error:
         raise PluginError(f"{application.path}: workunit({number}): {error}") from None
@@ -1143,6 +1169,8 @@ def add_work(application, number, given, now):
                   command_line=command_line, transition_time=now,  # [S0-01]
                   canonical_credit=min(credit, project.settings.max_granted_credit), **numbers)
     wu.save(force_insert=True)
+    if why:
+        explain(wu, why)
     save_all([SharedFile(name=file["name"], workunit=wu.id) for file in shared])
     save_all(transition(wu, [], now) + [wu])  # Its first copies at once: no pass need come by.
     return wu
@@ -1270,9 +1298,14 @@ def schedule(request, now):
     if user is None:
         reply.request_delay = 3600  # Refused clients do not stop by themselves [WIRE 17].
         return say_to(reply, "this project does not know your account key; join again", "notice")
+    project.now = now
     host, detached = plugged("identify")[-1](request, user, now)
-    changed = [host] + detached
-    reply.hostid, reply.userid = host.id, user.id
+    reply.hostid, reply.userid, changed = host.id, user.id, [host] + detached
+    if why := next(filter(None, (refuse(host, now) for refuse in plugged("refused"))), ""):
+        reply.request_delay = 86400  # as BOINC's clients know it [C36]
+        host.why_no_work = why
+        save_all(changed)
+        return say_to(reply, why, "notice")
     reply.user_total_credit, reply.host_total_credit = user.total_credit, host.total_credit
     versions = {v.app_version_id: v for v in HostAppVersion.select().where(
         HostAppVersion.host == host)}
@@ -1504,10 +1537,17 @@ class Verdict:
 
     seen: set = field(default_factory=set)  # ids of the results looked at
     unreadable: set = field(default_factory=set)
+    wrong: set = field(default_factory=set)  # whatever the others say
+    pending: set = field(default_factory=set)  # need no other copy, but another's check
+    unchecked: set = field(default_factory=set)  # accepted with nothing to compare them with
+    groups: list = field(default_factory=list)  # of sets: who agrees with whom
     unsure: set = field(default_factory=set)  # a transient failure: look again later
     matching: set = field(default_factory=set)  # agree with the canonical result
     late: set = field(default_factory=set)  # cannot be compared: the canonical output is lost
     canonical: int = 0  # found now; 0 = none
+    credit: float = None  # for each valid copy; None: as the workunit says
+    credit_why: str = ""  # in words
+    known: bool = False  # compared with an answer known beforehand, not with each other
 
 
 def candidates(results, decided):
@@ -1528,9 +1568,9 @@ def validate(wu, results, verdict, hosts, now):
     looked_at = [r for r in todo if r.id in verdict.seen]
     before = {r.id: r.validate_state for r in looked_at}
     for r in looked_at:
-        if r.id in verdict.unreadable:
-            fire(UNREADABLE, r)
-    good = [r for r in looked_at if r.id not in verdict.unreadable]
+        if r.id in verdict.unreadable | verdict.wrong:
+            fire(UNREADABLE if r.id in verdict.unreadable else WRONG, r)
+    good = [r for r in looked_at if r.id not in verdict.unreadable | verdict.wrong]
     missed = len(looked_at) < len(todo)
     wake = missed or len(good) < len(looked_at)  # [S4-07 S4-08 S0-51]
     if decided:
@@ -1550,15 +1590,17 @@ def validate(wu, results, verdict, hosts, now):
     if wake:
         wu.transition_time = now  # [S0-51 C13]
     fire(JUDGED, wu)
-    for r in looked_at:  # Last of all: no rule can fail any more, so no credit is given twice.
-        if r.id in hosts and r.validate_state in {V.VALID, V.INVALID} - {before[r.id]}:
-            reward(r, *hosts[r.id], now)
+    judged = [r for r in looked_at if r.id in hosts
+              and r.validate_state in {V.VALID, V.INVALID} - {before[r.id]}]
+    for learn in plugged("at_verdict"):  # Last of all: no rule can fail any more, nothing is given
+        learn(wu, judged, verdict, hosts, now)  # twice.
 
 
 def accept(wu, results, good, verdict, now):
     """Settle a workunit that has found its canonical result [S0-43..S0-48 C13]."""
     wu.canonical_resultid = verdict.canonical
-    wu.canonical_credit = min(max(wu.canonical_credit, 0), project.settings.max_granted_credit)
+    credit = wu.canonical_credit if verdict.credit is None else verdict.credit
+    wu.canonical_credit = min(max(credit, 0), project.settings.max_granted_credit)
     for r in good:
         if r.id in verdict.unsure:
             fire(LOOK_AGAIN, r)
@@ -1576,6 +1618,8 @@ def disagree(wu, good, verdict, now):
     """Ask for one more copy, or give up; return whether to look at once [S0-50 S4-09 C20 C21]."""
     for r in good:
         fire(INCONCLUSIVE, r)
+    if verdict.pending:
+        return False
     if verdict.unsure:
         wu.transition_time = min(wu.transition_time, now + RETRY_SECONDS)  # [C13]
     if len(good) < wu.target_nresults and len(good) <= wu.max_success_results:
@@ -1591,27 +1635,8 @@ def settle_result(r, wu, verdict):
     """Call a result valid, with its credit, or invalid [S0-39 S0-40 S0-45 S2-04 S2-25]."""
     match = r.id in verdict.matching
     fire(VALID if match else INVALID, r)
-    credit = min(wu.canonical_credit, project.settings.max_granted_credit)
-    if match and credit > 0:
-        r.granted_credit = credit
-
-
-def reward(r, host, user, version, now):
-    """Add a verdict to what is known of a host, its user, and how it does with the version."""
-    valid = r.validate_state == V.VALID
-    if version:
-        version.consecutive_valid = version.consecutive_valid + 1 if valid else 0
-    for holder in filter(None, (host, user) if valid else ()):
-        holder.total_credit += r.granted_credit
-        add_to_average(holder, r.granted_credit, now)
-
-
-def add_to_average(holder, credit, now):
-    """Add credit to the recent average of a host or user: credit per day, half-life a week."""
-    days = max(now - holder.expavg_time, 0) / 86400 if holder.expavg_time else 0
-    rate = math.log(2) / 7
-    holder.expavg_credit = holder.expavg_credit * math.exp(-rate * days) + credit * rate
-    holder.expavg_time = now
+    if match and wu.canonical_credit > 0 and project.settings.max_granted_credit:
+        r.granted_credit = wu.canonical_credit  # as accept() has bounded it: the same for all
 
 
 # ---- 11. Stages --------------------------------------------------------------
@@ -1622,6 +1647,7 @@ def add_to_average(holder, credit, now):
 
 CHUNK = 50  # workunits in one transaction: some ten milliseconds
 CHUNKS_MAX = 40  # of one stage in one pass, so that every stage has its turn
+NOT_NOW = object()  # what a stage's work returns for a workunit that it leaves for the next pass
 
 
 def load(ids):
@@ -1638,7 +1664,7 @@ def change(ids, still, act, now):
 
     One that raises is put off alone: none of its changes are saved. Runs in the writer.
     """
-    rows, done = [], 0
+    rows, done, project.now = [], 0, now
     for wu, results in load(ids):
         if not still(wu):
             continue
@@ -1675,53 +1701,6 @@ def waiting(condition, now, *more):
             .where(condition, Workunit.app.in_(served), Workunit.id.not_in(off), *more))
 
 
-def generator(now):
-    """Stage: ask applications for workunits while their stock of unsent results is low [S2-02]."""
-    # BOINC's work generator, and X-Com's "next portion" (S3-05), in one.
-    made = 0
-    for application in working(now).values():
-        for _ in range(CHUNKS_MAX * ((application.name, GENERATOR) not in project.put_off)):
-            unsent = Result.select().where(UNSENT, Result.app == application.id).count()
-            wanted = min(project.settings.stock - unsent, CHUNK)
-            number = App.get_by_id(application.id).next_number
-            batch, fault = ask_for_work(application, number, wanted)
-            n, unfit = project.write(lambda: generate(application, number, batch, now)) \
-                if batch else (0, None)
-            made += n
-            if fault or unfit:
-                put_off(application, GENERATOR, now, unfit or fault)
-            if n < max(wanted, 1):
-                break
-    return made
-
-
-def ask_for_work(application, number, n):
-    """Ask for up to n workunits; return them, and the error that came instead of one."""
-    batch = []
-    try:
-        while len(batch) < n:
-            given = application.hooks["workunit"](number + len(batch))
-            if given is None:
-                break
-            batch.append(given)
-    except PluginError as error:
-        return batch, error
-    return batch, None
-
-
-def generate(application, number, batch, now):
-    """Make workunits up to the first that is not right, and count on. Runs in the writer."""
-    made, fault = 0, None
-    try:
-        for given in batch:
-            add_work(application, number + made, given, now)
-            made += 1
-    except PluginError as error:
-        fault = error
-    App.update(next_number=number + made).where(App.id == application.id).execute()
-    return made, fault
-
-
 def transitioner(now):
     """Stage: handle every workunit whose transition_time is past [S0-15 S2-13 C8 C40]."""
     query = (Workunit.select(Workunit.id).order_by(Workunit.transition_time, Workunit.id)
@@ -1738,18 +1717,19 @@ def validator(now):
         wu, results, application), settle_all, now)
 
 
-def work_off(condition, work, settle, now):
+def work_off(condition, work, settle, now, *more):
     """Let applications work on what waits, outside of the writer; settle it in the writer."""
     # work(wu, results, application) reads only; settle({wu id: what it returned}, now) changes
     # rows read anew. A workunit an application fails on is put off alone.
     done = 0
-    for ids in chunks(waiting(condition, now)):
+    for ids in chunks(waiting(condition, now, *more)):
         found = {}
         for wu, results in load(ids):
             application = working(now).get(wu.app_id)  # None: put off by one of these just now
             try:
-                if application:
-                    found[wu.id] = work(wu, results, application)
+                value = work(wu, results, application) if application else NOT_NOW
+                if value is not NOT_NOW:
+                    found[wu.id] = value
             except Exception as error:  # A hook, or a file that is missing or damaged.
                 put_off(application, wu.id, now, f"{wu.name}: {error}")
         done += project.write(lambda: settle(found, now))
@@ -1759,19 +1739,17 @@ def work_off(condition, work, settle, now):
 def settle_all(verdicts, now):
     """Apply verdicts to rows read now, and reward hosts and users. Runs in the writer."""
     one, hosts = {}, {}  # each host, user and version is one row, however many results it has
-    for r in (Result.select(Result.id, Result.host, Result.user, Result.app_version)
+    quota = ((HostAppVersion.host == Result.host)
+             & (HostAppVersion.app_version == Result.app_version))
+    for r in (Result.select(Result.id, Host, User, HostAppVersion).join(Host, JOIN.LEFT_OUTER)
+              .switch(Result).join(User, JOIN.LEFT_OUTER).switch(Result)
+              .join(HostAppVersion, JOIN.LEFT_OUTER, on=quota, attr="quota")
               .where(Result.workunit.in_(list(verdicts)), Result.outcome == O.SUCCESS)):
-        keys = [(Host, dict(id=r.host_id)), (User, dict(id=r.user_id)),
-                (HostAppVersion, dict(host=r.host_id, app_version=r.app_version_id))]
-        hosts[r.id] = []
-        for model, wanted in keys:
-            key = (model, *wanted.values())
-            if key not in one:
-                one[key] = model.get_or_none(**wanted)
-            hosts[r.id].append(one[key])
+        hosts[r.id] = [row and one.setdefault((type(row), row.id), row)
+                       for row in (r.host, r.user, r.quota)]
     done = change(list(verdicts), lambda wu: wu.need_validate, lambda wu, results:
                   validate(wu, results, verdicts[wu.id], hosts, now), now)
-    save_all(filter(None, one.values()))
+    save_all(one.values())
     return done
 
 
@@ -1779,7 +1757,9 @@ def assimilator(now):
     """Stage: give answers, and failures, to their applications, each once [S0-53..S0-55 S2-35]."""
     # What a handler returns is kept in the transaction that says DONE: exactly once [S4-31 C23].
     # What it does elsewhere may be repeated after a crash; the workunit's name tells it so.
-    return work_off(TO_ASSIMILATE, assimilate, keep, now)
+    held = (hold(now) for hold in plugged("not_yet"))  # some want their answers in order
+    work = functools.reduce(lambda work, f: f(work), plugged("around_assimilate"), assimilate)
+    return work_off(TO_ASSIMILATE, work, keep, now, *filter(None, held))
 
 
 def assimilate(wu, results, application):
@@ -1788,6 +1768,8 @@ def assimilate(wu, results, application):
     Raises PluginError, OSError. The handler gets an answer and an error together where there are
     both, and must cope [S2-05 S2-06 S2-36].
     """
+    if wu.number is None:
+        return None  # No workunit of the application, but a policy's question [S3-30].
     canonical = next((r for r in results if r.id == wu.canonical_resultid), None)
     errors = [bit.name for bit in ErrorMask if bit and wu.error_mask & bit]
     if not canonical and not errors:
@@ -1821,12 +1803,12 @@ def keep(kept, now):
     return done
 
 
-STAGES = (generator, transitioner, validator, assimilator)
+STAGES = (transitioner, validator, assimilator)
 
 
 def all_stages():
-    """Return the stages in their sequence: the core's, then the plugins' (files, purge)."""
-    return sum(plugged("STAGES"), STAGES)
+    """Return the stages in their sequence: work, the core's, then the others' (files, purge)."""
+    return sum(plugged("STAGES"), sum(plugged("FIRST_STAGES"), ()) + STAGES)
 
 
 def run_pass(now, stages=None):
@@ -1958,7 +1940,7 @@ def running(settings, paths, clock=wall_clock):
         note = {"pid": os.getpid(), "url": f"http://127.0.0.1:{port}"}
         (project.data / "server.json").write_text(json.dumps(note))
         threading.Thread(target=server.run, name="http", daemon=True).start()
-        run_pass(clock(), STAGES[:1])  # The first volunteer shall not wait for the first pass.
+        run_pass(clock(), all_stages()[:1])  # The first volunteer shall not wait for a pass.
         jobs = BackgroundScheduler(timezone="UTC", executors={"default": ThreadPoolExecutor(1)})
         common = dict(coalesce=True, max_instances=1, misfire_grace_time=None,  # [D7]
                       next_run_time=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()))  # at once

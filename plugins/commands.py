@@ -432,8 +432,9 @@ def try_in(options, path):
 
 def three_passes(now):
     """Let three seconds go by, each with all stages but the generator; return the time."""
+    stages = [stage for stage in minigrid.all_stages() if stage.__name__ != "generator"]
     for now in range(now + 1, now + 4):
-        show_rules(lambda: minigrid.run_pass(now, minigrid.all_stages()[1:]))
+        show_rules(lambda: minigrid.run_pass(now, stages))
     return now
 
 
@@ -459,7 +460,8 @@ def one_volunteer(application, n, now):
     step(f"compute   {job.name} in {seconds:.2f} s of processor time: {len(output)} bytes: "
          f"{preview(output)}")
     try:
-        application.hooks["parse"](output)
+        if job.command_line != "--invert":  # That gives back an input.
+            application.hooks["parse"](output)
     except ValueError as error:
         (where,) = plugged("where_raised")
         raise PluginError(f"{application.path}: parse() refuses what {what_computes(application)} "

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import math
 import queue
 import re
 import sys
@@ -75,7 +76,9 @@ def load_hooks(path, name, compute=True):
     if not compute and hasattr(module, "compute"):
         raise PluginError(f"{path}: compute() would never be called, the programs in "
                           f"{path.parent / 'versions'} are; wanted: no compute()")
-    hooks = {hook: check_hook(path, module, hook) for hook in HOOKS if compute or hook != "compute"}
+    known = {name: wanted for table in minigrid.plugged("HOOKS") for name, wanted in table.items()}
+    hooks = {name: check_hook(path, module, name, wanted) for name, wanted in known.items()
+             if compute or name != "compute"}
     kinds = {kind: getattr(module, kind, "json") for kind in ("takes", "returns")}
     for kind, value in kinds.items():
         if value not in ("json", "bytes"):
@@ -83,6 +86,7 @@ def load_hooks(path, name, compute=True):
     given = {key: getattr(module, key) for key in minigrid.PARAMETERS if hasattr(module, key)}
     try:
         minigrid.check_parameters(given)
+        chosen = check_constants(module)
     except ValueError as error:
         raise PluginError(f"{path}: {error}") from None
     policies = {k: v for table in minigrid.plugged("VALIDATION") for k, v in table.items()}
@@ -91,7 +95,35 @@ def load_hooks(path, name, compute=True):
         raise PluginError(f"{path}: validation must be one of {', '.join(map(repr, policies))}; "
                           f"found {policy!r}")
     about = getattr(module, "about", "") or (module.__doc__ or "").strip().split("\n")[0]
-    return Application(name, path, str(about), wrap(path, hooks, **kinds), given, policies[policy])
+    judge = functools.reduce(lambda judge, around: around(judge), minigrid.plugged("around_judge"),
+                             policies[policy])  # such as answers known beforehand
+    application = Application(name, path, str(about), wrap(path, hooks, **kinds), given, judge,
+                              {**chosen, "validation": policy})
+    for check in minigrid.plugged("check_application"):
+        try:
+            check(application)
+        except ValueError as error:
+            raise PluginError(f"{path}: {error}") from None
+    return application
+
+
+def check_constants(module):
+    """Return the constants of an application's file that plugins know: {name: value}.
+
+    Each plugin may name some: CONSTANTS = {name: check}, where check(value) returns the value as it
+    is to be used or raises ValueError, which says what is wanted.
+    """
+    chosen = {}
+    for table in minigrid.plugged("CONSTANTS"):
+        for name, check in table.items():
+            # A function of that name is the application's own affair.
+            if hasattr(module, name) and not callable(getattr(module, name)):
+                try:
+                    chosen[name] = check(getattr(module, name))
+                except (ValueError, TypeError) as error:
+                    raise ValueError(f"{name}: {error}; found {getattr(module, name)!r:.80}") \
+                        from None
+    return chosen
 
 
 def execute(path, module):
@@ -100,9 +132,9 @@ def execute(path, module):
     exec(code, module.__dict__)
 
 
-def check_hook(path, module, name):
+def check_hook(path, module, name, required):
     """Return a hook that takes what it will be given, or None where it may be left out."""
-    required, optional = HOOKS[name], ()
+    optional = ()
     if "?" in required:
         cut = required.index("?")
         required, optional = required[:cut], required[cut + 1:]
@@ -211,11 +243,17 @@ def wrap(path, hooks, takes, returns):
         return a == b if returns == "bytes" else canonical_json(a) == canonical_json(b)
 
     def check_set(answers):
-        index = hook("check_set")(answers)
+        index = given = hook("check_set")(answers)
+        if isinstance(given, tuple) and len(given) == 2:
+            index, credit = given
+            if credit is not None and (type(credit) not in (int, float)
+                                       or not 0 <= credit < math.inf):
+                raise PluginError(f"{path}: check_set() must give a credit that is a finite number "
+                                  f"and not negative; found {credit!r:.80}")
         if index is not None and (type(index) is not int or not 0 <= index < len(answers)):
             raise PluginError(f"{path}: check_set() must return the index of one of its "
                               f"{len(answers)} answers, or None; found {index!r:.80}")
-        return index
+        return given
 
     def assimilate(told, content):
         answer = None if content is None else parse(content)
@@ -238,7 +276,11 @@ def wrap(path, hooks, takes, returns):
                               f"found {reply!r:.80}")
         return reply
 
-    return dict(workunit=workunit, parse=parse, compare=compare, assimilate=assimilate,
+    # Hooks of other plugins get values as they are; read_input() makes one of an input file.
+    others = {name: hook(name) if hooks[name] else None for name in hooks if name not in HOOKS}
+    return dict(others, read_input=functools.partial(decode, kind=takes),
+                write_input=functools.partial(encode, kind=takes), workunit=workunit, parse=parse,
+                compare=compare, assimilate=assimilate,
                 check_set=check_set if hooks["check_set"] else None,
                 trickle=trickle if hooks["trickle"] else None)
 
@@ -298,10 +340,10 @@ def decode(content, kind):
 def call(path, name, hook, *args):
     """Call a hook of an application.
 
-    Lets ValueError of parse() and compare() through, and OSError of any: they have a meaning.
+    Lets ValueError and OSError of those through that look at outputs: they have a meaning.
     Raises PluginError with file, hook and line for all else.
     """
-    meant = (ValueError, OSError) if name in ("parse", "compare") else ()
+    meant = (ValueError, OSError) if name in ("parse", "compare", "check", "same") else ()
     try:
         return bounded(hook, *args)
     except Exception as error:

@@ -73,6 +73,8 @@ def compare_stragglers(canonical, application, answers, verdict):
         verdict.unreadable -= {r for r in verdict.unreadable if r > first}
         verdict.matching -= {r for r in verdict.matching if r > first}
         verdict.unsure |= {r for r in verdict.seen if r > first}
+    others = set(answers) - verdict.matching - verdict.unsure
+    verdict.groups = [{canonical.id} | verdict.matching] + [{rid} for rid in sorted(others)]
 
 
 def find_consensus(wu, application, answers, verdict):
@@ -86,6 +88,8 @@ def find_consensus(wu, application, answers, verdict):
     if check_set:  # Replaces the vote [S2-21 S2-22].
         order = sorted(answers)
         index = check_set([answers[rid] for rid in order])
+        if isinstance(index, tuple):
+            index, verdict.credit = index
         groups = {} if index is None else {order[index]: order}
     else:
         groups = answers
@@ -99,12 +103,17 @@ def find_consensus(wu, application, answers, verdict):
                 return
             if match:
                 found[rid].add(other)
+    for rid in sorted(found):
+        if found[rid] not in verdict.groups:
+            verdict.groups.append(found[rid])
     size = max(map(len, found.values()), default=0)
     best = [rid for rid in sorted(found) if len(found[rid]) == size]
     rivals = [rid for rid in best if rid not in found[best[0]]] if best else []
     enough = check_set or size >= wu.min_quorum // 2 + 1
     if best and enough and (not rivals or wu.min_quorum == 1):
         verdict.canonical, verdict.matching = best[0], found[best[0]]
+        if size == 1 and (not check_set or len(answers) == 1):  # Its word is all there is [S3-42].
+            verdict.unchecked = {best[0]}
 
 
 VALIDATION = {"quorum": judge}

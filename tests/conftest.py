@@ -123,8 +123,9 @@ def file_of(item):
     return item.nodeid.partition("::")[0]
 
 
-LONG = {f"tests/{name}.py" for name in ("test_crash", "test_golden", "test_simulation",
-                                        "plugins/test_volunteer_faults")}
+LONG = {f"tests/{name}.py" for name in (
+    "test_crash", "test_golden", "test_simulation", "test_trust_simulation",
+    "plugins/test_volunteer_faults")}
 
 
 def pytest_collection_modifyitems(items):

@@ -193,8 +193,8 @@ def subject(rule):
 
 def test_the_table_holds_every_rule_once():
     constants = [value for value in vars(m).values() if isinstance(value, m.Rule)]
-    assert constants == list(m.RULES.values())
-    for rule in constants:
+    assert constants == list(m.RULES.values())[:len(constants)]  # Those of plugins follow.
+    for rule in m.RULES.values():
         assert m.RULES[rule.name] is rule
         assert {*rule.before, *rule.after} <= STATES
         assert rule.by in ("scheduler", "transitioner", "validator", "assimilator", "file deleter",
@@ -242,7 +242,8 @@ def test_no_rule_takes_an_error_away():
 
 
 MOVES = {  # field -> all the moves the rules allow together
-    "server_state": "UNSENT-UNSENT UNSENT-IN_PROGRESS IN_PROGRESS-OVER UNSENT-OVER INACTIVE-OVER",
+    "server_state": "UNSENT-UNSENT UNSENT-IN_PROGRESS IN_PROGRESS-OVER UNSENT-OVER INACTIVE-OVER "
+                    "UNSENT-INACTIVE",
     "outcome": "INIT-SUCCESS INIT-CLIENT_ERROR INIT-CLIENT_DETACHED INIT-NO_REPLY INIT-DIDNT_NEED "
                "INIT-COULDNT_SEND NO_REPLY-SUCCESS NO_REPLY-CLIENT_ERROR SUCCESS-VALIDATE_ERROR",
     "file_delete_state": "INIT-READY READY-DONE READY-ERROR ERROR-DONE ERROR-ERROR",

@@ -897,3 +897,15 @@ def test_no_request_and_no_pass_walks_through_what_is_over(plans):
                     and not re.search(r"SCAN (_wrapped|\(subquery)", step)) \
                 or re.search(r"PRIMARY KEY \(rowid[<>]|INDEX workunit_app_id", step)
             assert not slow, f"{step}:\n{sql}"
+
+
+def test_a_fault_in_what_follows_a_change_does_not_end_the_writer(write, monkeypatch):
+    """A plugin's at_commit() that raises loses this change; everybody is answered [D4]."""
+    monkeypatch.setattr(m, "plugged", lambda name: [lambda done, now: 1 / 0])
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            write(note("lost"))
+    assert "ZeroDivisionError" in write.trouble
+    monkeypatch.undo()
+    write(note("kept"))
+    assert notes() == {"kept"} and write.trouble == ""

@@ -46,9 +46,9 @@ class Starter:
     """In the place of the plugin that ships the start program; it is asked last, so it wins."""
 
     def __init__(self):
-        self.text = b"start"
+        self.text, self.start_files = b"start", self.files
 
-    def start_files(self, which):
+    def files(self, which):
         ending = "cmd" if which == "windows" else "sh"
         files = [{"name": f"start.{ending}", "content": self.text, "boinc": which},
                  {"name": "start.py", "content": self.text + b" py", "boinc": "both"}]
