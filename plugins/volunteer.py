@@ -71,7 +71,7 @@ try:
 except ImportError:  # Some Pythons are built without it.
     ssl = None
 
-VERSION = "minigrid 0.3.0"
+VERSION = "minigrid 0.4.0"
 
 # ---- 1. Clock and randomness -------------------------------------------------
 
@@ -2251,16 +2251,16 @@ def resume(job):
         pass  # None yet, or cut short by a power failure: from the beginning, then.
 
 
-def encode(value, returns):
+def encode(value, returns, name):
     """The output as bytes; TypeError or ValueError with a text for the application's author."""
     if returns == "bytes":
         if not isinstance(value, (bytes, bytearray, memoryview)):
-            raise TypeError("compute() has to return bytes, not " + type(value).__name__)
+            raise TypeError("%s() has to return bytes, not %s" % (name, type(value).__name__))
         return bytes(value)
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as e:
-        raise type(e)("compute() has to return a JSON value (no NaN, no infinity): %s" % e)
+        raise type(e)("%s() has to return a JSON value (no NaN, no infinity): %s" % (name, e))
     return text.encode()
 
 
@@ -2303,13 +2303,18 @@ def run(job):
     spec.loader.exec_module(app)
     with open(job["input"], "rb") as f:
         data = f.read()
-    if getattr(app, "takes", "json") != "bytes":
+    name, kinds = "compute", [getattr(app, kind, "json") for kind in ("takes", "returns")]
+    if job.get("function") == "invert":  # A check: from another volunteer's output to its input.
+        name = "invert"
+        kinds.reverse()
+    if kinds[0] != "bytes":
         data = json.loads(data)
     offered = {"progress": progress, "checkpoint": checkpoint, "trickle": trickle}
-    wanted = parameters(app.compute)
+    function = getattr(app, name)
+    wanted = parameters(function)
     random.seed(job["workunit"])  # Replicas must agree.
-    output = app.compute(data, **{k: offered[k] for k in offered if k in wanted})
-    write("output", encode(output, getattr(app, "returns", "json")))
+    output = function(data, **{k: offered[k] for k in offered if k in wanted})
+    write("output", encode(output, kinds[1], name))
     return 0
 
 
@@ -3083,6 +3088,8 @@ def prepare_slot(slot, job, files, seconds):
              "n_trickles": job.n_trickles}
     if native:
         order["arguments"] = split_arguments(job.command_line)
+    elif job.command_line == "--invert":  # The only word that means anything to a Python job.
+        order["function"] = "invert"
     (slot / "job.json").write_text(json.dumps(order), encoding="utf-8")
     return resumed
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs one job of a minigrid project in a slot of a BOINC client; shipped, and never imported.
 
-    start.py [PATH] python FILE         FILE has compute(): the harness of volunteer.py runs it
+    start.py [PATH] python FILE         FILE has compute(): the harness of volunteer.py runs it,
+                                        or its invert(), if --invert comes behind
     start.py [PATH] native FILE ARGS    FILE is a program that knows nothing of BOINC
 
 PATH is the file the client has started (start.sh, start.cmd), which lies beside the files of the
@@ -585,6 +586,8 @@ class Start:
         order = {"workunit": self.init.word("wu_name"), "main": self.file, "input": "in",
                  "memory": self.memory_max, "disk": self.init.number("rsc_disk_bound", NO_BOUND),
                  "cpu_seconds": 1e9}  # The client keeps the bound on time.
+        if self.arguments == ["--invert"]:
+            order["function"] = "invert"
         write("job.json", json.dumps(order).encode())
         folder = os.getcwd()
         harness = os.path.join(folder, "harness", "harness.py")

@@ -86,7 +86,7 @@ def example(**more):
                 [NOW - 30, "tell", "Primes: got 4 jobs"],
                 [NOW - 5, "warn", "10.0.0.9:8080: no connection: timed out; again in 62 min"]]
     return dict({
-        "now": NOW, "version": "minigrid 0.3.0", "directory": "/home/ada/.minigrid", "n_cpus": 2,
+        "now": NOW, "version": "minigrid 0.4.0", "directory": "/home/ada/.minigrid", "n_cpus": 2,
         "host": "blue-fox-42", "protection": "Jobs run as your user, without your environment, in "
         "namespaces of their own: no network, no files but theirs.", "waiting":
         "Both processors are busy; Mandelbrot is asked for more", "until": NOW + 75,
@@ -243,7 +243,7 @@ def test_nothing_is_wasted_nor_lost(height):
 
 def test_what_a_full_view_says():
     text = "\n".join(v.render(example(), 80, 40, False))
-    for fact in ("minigrid 0.3.0", "blue-fox-42", "2 processors", "14:13:20", "Both processors are",
+    for fact in ("minigrid 0.4.0", "blue-fox-42", "2 processors", "14:13:20", "Both processors are",
                  "until 14:14 (in 75 s)", "Mandelbrot at school", "credit 12.5", "1 failed",
                  "share 29 %, given 31 %", "1204 jobs done", "http://10.0.0.9:8080",
                  "  has no work, until 14:16 (in 3 min)", "no connection: timed out, until 15:15",
@@ -255,7 +255,7 @@ def test_what_a_full_view_says():
 
 def test_what_a_small_view_still_says():
     text = "\n".join(v.render(example(), 40, 10, False))
-    for fact in ("minigrid 0.3.0", "14:13:20", "until 14:14 (in 75 s)", "Mandelbrot at s", "Primes",
+    for fact in ("minigrid 0.4.0", "14:13:20", "until 14:14 (in 75 s)", "Mandelbrot at s", "Primes",
                  "until 14:16 (in 3 min)", "until 15:15", "credit 12.5", "Jobs: 2 running",
                  " 52 %  tile_17_0", "3 min left", "and 6 more"):
         assert fact in text, fact
@@ -929,7 +929,7 @@ def test_the_page_says_what_the_view_says():
     page = Tags(v.page_html(example(), "minigrid on blue-fox-42"))
     assert page.stack == [] and page.tags.count("progress") == 5
     text = " ".join(page.texts)
-    for fact in ("minigrid on blue-fox-42", "minigrid 0.3.0", "2 processors", "/home/ada/.minigrid",
+    for fact in ("minigrid on blue-fox-42", "minigrid 0.4.0", "2 processors", "/home/ada/.minigrid",
                  "until 14:14 (in 75 s)", "Mandelbrot at school", "credit 12.5", "1 failed",
                  "share 29 %, given 31 %", "1204 jobs done", "no connection: timed out, until 15",
                  "tile_17_0", "52 %, 3 min left, due in 2 h", "took more memory", "no network",

@@ -232,6 +232,15 @@ def compute(input):
     assert found[3:] == [True, True]
 
 
+@pytest.mark.parametrize("arguments, wanted", [
+    ([], "6"), (["--invert"], "[1,2,3,0]"), (["--invert", "x"], "6"), (["--inverse"], "6")])
+def test_python_job_checks_another(slot, arguments, wanted):
+    """The inverse task, and no other word, is another function of the file [S3-31]."""
+    slot.sign("app.py", SUM + "\n\ndef invert(output):\n    return output + [0]\n")
+    assert slot.run("python", "app.py", *arguments) == 0
+    assert slot.read("out") == wanted
+
+
 FAULTS = {
     "an exception": ("raise ValueError('wrong')", 195, "ValueError: wrong"),
     "an exit with status 0": ("raise SystemExit(0)", 195, "SystemExit: 0"),
