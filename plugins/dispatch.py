@@ -2,21 +2,60 @@
 
 A dispatch policy chooses among the unsent results and says why it gave none, resends what was lost,
 and names what need not be done any more; `send()` of the core changes the states. What a host
-cannot do is counted, and ends when too many could not [S0-13].
+cannot do is counted, and ends when too many could not [S0-13]. Repeats go to reliable hosts first.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 
-from peewee import SQL, fn
+from peewee import SQL, BigIntegerField, FloatField, fn
 
-from minigrid import (COULDNT_SEND, UNSENT, AppVersion, AssimilateState, Assignment, ErrorMask,
-                      HostAppVersion, Result, Workunit, apps, fire, output_files, project, say_to,
-                      send, working)
+import minigrid
+from minigrid import (COULDNT_SEND, UNSENT, AppVersion, AssimilateState, Assignment, ClientError,
+                      ErrorMask, HostAppVersion, Record, Result, Rule, Workunit, apps, db, explain,
+                      fire, output_files, plugged, project, say_to, send, setting, working)
 
 PYTHON_SHARE = 0.01  # Python operations for each floating-point operation of a usual benchmark
 UNFIT_DELAY = 3600  # s, for a computer that nothing here runs on
 PACE_GAIN_MAX = 20  # nobody is taken for more times faster than the benchmark says
+ERROR_RATE, ERROR_WEIGHT = 0.1, 0.05  # BOINC's: what a new host is taken for, weight of a result
+GOOD_ENDS = ("valid",)  # rules by which a result ends well for its host's reputation, or badly
+BAD_ENDS = ("invalid", "wrong", "unreadable output", "report error", "report error late",
+            "time out")
+
+
+@dataclass(frozen=True)
+class DispatchSettings:
+    """The [dispatch] section of setup.cfg: which hosts are reliable, and what that is good for."""
+
+    reliable_max_avg_turnaround: int = setting(
+        0, "a reliable host reports within so many s on average; 0: repeats may go to any host")
+    reliable_max_error_rate: float = setting(
+        0.05, "and has no larger share of errors; a new host begins with 0.1")
+    reliable_reduced_delay_bound: float = setting(
+        0.5, "share of the usual time that a reliable host gets for a repeat")
+    reliable_head_start: int = setting(
+        3600, "s that a repeat waits for a reliable host before anybody may have it")
+
+
+class Reputation(Record):
+    """The share of a host's results that went wrong lately, as BOINC reckons it."""
+
+    host = BigIntegerField(primary_key=True)
+    error_rate = FloatField()
+
+
+TABLES = (Reputation,)
+settings = DispatchSettings()
+
+
+def routes(app, clock):
+    """Read the settings. Raises ClientError."""
+    global settings
+    settings = minigrid.read_settings("setup.cfg", DispatchSettings, "dispatch")
+    if not 0 < settings.reliable_reduced_delay_bound <= 1:
+        raise ClientError("setup.cfg: setting 'reliable_reduced_delay_bound' of [dispatch] must be "
+                          "a share of the usual time, above 0 and at most 1")
 
 
 def look_at_held(request, reply, host, versions, held, lost_some, changed, now):
@@ -34,7 +73,7 @@ def look_at_held(request, reply, host, versions, held, lost_some, changed, now):
 def tell_what_to_drop(request, reply, held):
     """Name the results in the client's hands that nobody needs any more [C42]."""
     wanted = {r.name for r in held if r.workunit.assimilate_state != AssimilateState.DONE
-              and not r.workunit.error_mask & ErrorMask.CANCELLED}
+              and not r.workunit.error_mask & ErrorMask.CANCELLED} | still_wanted(held)
     names = [name for name in request.other_results or [] if name not in wanted]
     rows = {r.name: r for r in Result.select(Result, Workunit).join(Workunit)
             .where(Result.name.in_(names))} if names else {}
@@ -46,17 +85,22 @@ def tell_what_to_drop(request, reply, held):
             reply.aborts_if_not_started.append(name)
 
 
+def still_wanted(held):
+    """Return the names of results that a policy wants answered, though their workunits are done."""
+    return {name for wanted in plugged("wanted_after_all") for name in wanted(held)}
+
+
 def resend_lost(request, reply, host, versions, held, changed, now):
     """Send again what the host should hold and does not list, or give it up at once [C43].
 
     What nobody needs, or cannot be done by its deadline any more, is given to others instead.
     """
-    listed = set(request.other_results)
+    listed, kept = set(request.other_results), still_wanted(held)
     for r in held:
         if r.name in listed:
             continue
         wu, application = r.workunit, next((a for a in apps.values() if a.id == r.app_id), None)
-        needed = not wu.error_mask and not wu.canonical_resultid
+        needed = not wu.error_mask and not wu.canonical_resultid or r.name in kept
         version = AppVersion.get_by_id(r.app_version_id)
         own = (request.versions or {}).get(r.app_id, ())
         can = version.platform != "anonymous" or version in own
@@ -91,10 +135,13 @@ def give_work(request, reply, host, versions, n_held, changed, now):
         reasons[f"you hold {n_held} tasks, the limit here"] += 1
     usable = {a.id: offers for a in working(now).values()
               if (offers := offers_for(request, host, a, versions, reasons))}
-    for r in unsent_for(host, usable) if room > 0 else ():
+    for r in offered(host, usable, reasons, now) if room > 0 else ():
         wu = r.workunit
         if wu.id in taken:
             continue  # The other copy is for another host.
+        if reason := withheld(r, host, now):
+            reasons[f"{usable[r.app_id][0].application.name}: {reason}"] += 1
+            continue
         offer = best_offer(usable[r.app_id], ncpus, now)
         if offer is None:
             quota = usable[r.app_id][0].quota
@@ -109,6 +156,8 @@ def give_work(request, reply, host, versions, n_held, changed, now):
             passed_over.append((r, reason))
             continue
         send(r, wu, host, offer.version, now)
+        for look in plugged("at_send"):
+            look(r, wu, host, offer, now)
         offer.quota.n_jobs_today += 1
         versions[offer.version.id] = offer.quota
         changed += [r, wu]
@@ -120,6 +169,33 @@ def give_work(request, reply, host, versions, n_held, changed, now):
             break
     refuse(passed_over, host, changed, now)
     say_why(reply, host, usable, reasons)
+    for note in plugged("at_answer"):
+        note(request, reply, host, reasons, now)
+
+
+def offered(host, usable, reasons, now):
+    """Walk through what a host might get, in order: results with their workunits, unsent.
+
+    Policies know what comes before all else (a check), before anything new (a task whose host is
+    late) and when nothing else is left; a copy they have only just made is saved if it is sent. Who
+    is barred gets nothing but checks.
+    """
+    for results in plugged("urgent"):
+        yield from results(host, usable, now)
+    barred = next(filter(None, (bar(host, now) for bar in plugged("barred"))), "")
+    if barred:
+        reasons[barred] += 1
+        return
+    for results in plugged("late_tasks"):
+        yield from results(host, usable, now)
+    yield from unsent_for(host, usable)
+    for results in plugged("left_over"):
+        yield from results(host, usable, now)
+
+
+def withheld(r, host, now):
+    """Say why a policy keeps a result for other hosts; empty if none does."""
+    return next(filter(None, (keep(r, r.workunit, host, now) for keep in plugged("withhold"))), "")
 
 
 def say_why(reply, host, usable, reasons):
@@ -301,6 +377,8 @@ def refuse(passed_over, host, changed, now):
     One host counts once an hour: a moment's trouble on one computer must not end a workunit.
     """
     for r, reason in passed_over:
+        if r.id is None:
+            continue  # made for this host only
         refusals = r.refusals or []
         if any(hostid == host.id and now - at < 3600 for at, hostid, _ in refusals):
             continue
@@ -316,3 +394,56 @@ def why_nothing(host, usable):
     if Result.select().where(UNSENT, Result.app.in_(list(usable))).exists():
         return "what is left waits for other computers: you have a copy of each already"
     return "there is none at the moment; it comes when others have reported or more is made"
+
+
+# ---- Repeats for reliable hosts ------------------------------------------------
+
+
+def withhold(r, wu, host, now):
+    """Say why a repeat must wait for a faster, surer host; empty if it need not.
+
+    It waits for reliable_head_start at most, so that it is done where no host is reliable.
+    """
+    left = r.create_time + settings.reliable_head_start - now
+    if r.id is None or left <= 0 or not is_repeat(r, wu) or is_reliable(host):
+        return ""
+    return f"a repeat is kept for {left} s more for hosts that are known to be fast and right"
+
+
+def is_repeat(r, wu):
+    """Say whether a copy was made after the first ones, since something had gone wrong [T10]."""
+    return settings.reliable_max_avg_turnaround > 0 and r.create_time > wu.create_time
+
+
+def is_reliable(host):
+    """Say whether a host answers soon and has made few errors."""
+    if not 0 < host.avg_turnaround <= settings.reliable_max_avg_turnaround:
+        return False
+    row = Reputation.get_or_none(host=host.id)
+    return row is not None and row.error_rate <= settings.reliable_max_error_rate
+
+
+def at_send(r, wu, host, offer, now):
+    """Shorten the deadline of a repeat for a reliable host, if that can keep it."""
+    shorter = int(wu.delay_bound * settings.reliable_reduced_delay_bound)
+    if is_repeat(r, wu) and is_reliable(host) \
+            and max(host.avg_turnaround, wu.rsc_fpops_est * offer.pace) <= shorter:
+        r.report_deadline = now + shorter + project.settings.report_grace_period
+        wu.transition_time = min(wu.transition_time, r.report_deadline)
+        explain(r, f"a repeat, for a reliable host (it takes {host.avg_turnaround:.0f} s on "
+                   f"average): {shorter} s instead of {wu.delay_bound}")
+
+
+def at_commit(done, now):
+    """Learn how reliable hosts are from the results that ended well or badly."""
+    rates = {}
+    ends = [(rule.name in BAD_ENDS, row.host_id) for rule, row in done if isinstance(rule, Rule)
+            and rule.name in GOOD_ENDS + BAD_ENDS and row.host_id]
+    if ends:
+        rates = {row.host: row.error_rate for row in Reputation.select().where(
+            Reputation.host.in_({host_id for _, host_id in ends}))}
+    for bad, host_id in ends:
+        rate = rates.get(host_id, ERROR_RATE)
+        rates[host_id] = rate + ERROR_WEIGHT * (bad - rate)
+    for row in rates.items():
+        db.execute_sql("REPLACE INTO reputation (host, error_rate) VALUES (?, ?)", row)
