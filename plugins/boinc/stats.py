@@ -25,7 +25,6 @@ FILES = {  # what is written and served, and as what
     "tables.xml": "text/xml; charset=utf-8",
 }
 DAY = 86400  # s
-HALF_LIFE = 7 * DAY  # of recent credit, as the validator keeps it
 CREDIT_FPOPS = 1e8  # estimated operations for which add_work() grants one credit, if not told else
 SAMPLE = 5000  # copies made last, in which recent run times are looked for
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -79,9 +78,7 @@ def elements(name, values):
 
 def recent_credit(holder, now):
     """Return a host's or user's recent credit per day at `now`: it decays since it was kept."""
-    if not holder.expavg_time:
-        return 0.0
-    return holder.expavg_credit * 0.5 ** (max(now - holder.expavg_time, 0) / HALF_LIFE)
+    return plugged("faded")[-1](holder, now)
 
 
 # ---- The lists of credit -------------------------------------------------------
