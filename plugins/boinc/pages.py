@@ -1,8 +1,9 @@
 """The pages that links in BOINC Manager open, under the addresses they have on BOINC's web sites.
 
 They are public and need no login. So they never show an e-mail address, a key, or the real name of
-a BOINC client's computer, and not who else holds a copy before its workunit is decided. Each
-costs a few look-ups in indexes, however much is in the store.
+a BOINC client's computer, and not who else holds a copy, or what was found, before its workunit is
+decided and no copy of it is out: a spot check looks like any other task. Each costs a few look-ups
+in indexes, however much is in the store.
 """
 
 import functools
@@ -63,6 +64,7 @@ EXITS = {  # exit statuses that BOINC's clients give themselves [WIRE 12]
     200: "it was not started before its deadline", 201: "a graphics processor was missing",
     202: "the project ended it", 203: "its user ended it",
 }
+LATER = ("came back", "What was found is told when its workunit is decided and no copy is out.")
 GIVEN_UP = {
     ErrorMask.COULDNT_SEND_RESULT: "no computer was large and fast enough",
     ErrorMask.TOO_MANY_ERROR_RESULTS: "too many copies ended in an error",
@@ -140,9 +142,9 @@ def whole(given, name, default=None):
     return int(text)
 
 
-def find(model, number, noun):
+def find(model, number, noun, *more):
     """Return the row of a number. Raises ClientError."""
-    row = model.get_or_none(id=number)
+    row = model.get_or_none(model.id == number, *more)
     if row is None:
         raise ClientError(f"there is no {noun} {number} here (any more)", 404)
     return row
@@ -203,8 +205,12 @@ def standing(server_state, outcome, validate_state):
     return JUDGED[validate_state] if outcome == O.SUCCESS else ENDED[outcome]
 
 
-def state_of(r):
-    """Return how a result stands."""
+def state_of(r, told=True):
+    """Return how a result stands; not what was found, unless all may know."""
+    if not told and r.outcome in (O.SUCCESS, O.VALIDATE_ERROR):
+        return LATER
+    if not told and r.outcome == O.DIDNT_NEED:  # That would tell that it is decided.
+        return standing(S.UNSENT, O.INIT, V.INIT)
     return standing(r.server_state, r.outcome, r.validate_state)
 
 
@@ -225,9 +231,9 @@ def program_of(r):
     return f"{r.app.name} {version.version_num}, {version.platform}{extra}"
 
 
-def decided(wu):
-    """Say whether nobody can gain by knowing who else computes a workunit."""
-    return bool(wu.canonical_resultid or wu.error_mask)
+def is_told(wu):
+    """Say whether all may know who computes a workunit, and what was found."""
+    return wu.id in plugged("told")[-1]([wu])
 
 
 # ---- Volunteers and computers -----------------------------------------------------
@@ -372,6 +378,7 @@ def results(given, now):
         Result.select(Result, Workunit, App, AppVersion).join(Workunit).switch(Result)
         .join(App).switch(Result).join(AppVersion, JOIN.LEFT_OUTER).where(where)
         .order_by(Result.id.desc()), given, address)
+    told = plugged("told")[-1]([r.workunit for r in rows])
     return f"Tasks of {whose.text}", Block(
         texts=() if rows else ("None in the store.",), links=(whose, *links),
         head=("Task", "Workunit", "Computer", "Sent (UTC)", "Reported (UTC)", "State", "Run time",
@@ -379,37 +386,39 @@ def results(given, now):
         rows=[(Link(r.name, f"/result.php?resultid={r.id}"),
                Link(r.workunit_id, f"/workunit.php?wuid={r.workunit_id}"),
                Link(r.host_id, f"/show_host_detail.php?hostid={r.host_id}"),
-               *progress(r), program_of(r)) for r in rows])
+               *progress(r, r.workunit_id in told), program_of(r)) for r in rows])
 
 
-def progress(r):
-    """Return the cells of a table that tell what became of a task."""
+def progress(r, told):
+    """Return the cells of a table that tell what became of a task, as far as all may know it."""
     back = moment(r.received_time) or (
         f"due {moment(r.report_deadline)}" if r.report_deadline else "")
-    return (moment(r.sent_time), back, state_of(r)[0],
+    return (moment(r.sent_time), back, state_of(r, told)[0],
             span(r.elapsed_time) if r.received_time else "",
             span(r.cpu_time) if r.received_time else "",
-            amount(r.granted_credit) if r.server_state == S.OVER else "")
+            amount(r.granted_credit) if r.server_state == S.OVER and told else "")
 
 
 def show_result(given, now):
     """Show what is known of a task, and what its program said if it failed."""
-    r = find(Result, whole(given, "resultid"), "task")
-    wu, state = r.workunit, state_of(r)
+    r = find(Result, whole(given, "resultid"), "task", Result.server_state != S.INACTIVE)
+    wu, told = r.workunit, is_told(r.workunit)
+    state = state_of(r, told)
     who = () if r.host is None else (("Volunteer", user_link(r.user)),
                                      ("Computer", host_link(r.host)))
-    if r.host and not decided(wu):
-        who = (("Computer", "told when its workunit is decided"),)
+    if r.host and not told:
+        who = (("Computer", "told when its workunit is decided and no copy is out"),)
     facts = (
         ("Workunit", Link(wu.name, f"/workunit.php?wuid={wu.id}")), *who,
-        ("Application", program_of(r) or r.app.name), ("Made", date(r.create_time)),
+        ("Application", program_of(r) or r.app.name), ("Made", date(r.create_time) if told else ""),
         ("Sent", date(r.sent_time)), ("Deadline", date(r.report_deadline)),
         ("Reported", date(r.received_time)), ("State", f"{state[0]}: {state[1]}"),
         ("Why", why_failed(r)), ("Run time", span(r.elapsed_time) if r.received_time else ""),
         ("CPU time", span(r.cpu_time) if r.received_time else ""),
-        ("Credit", amount(r.granted_credit) if r.server_state == S.OVER else ""))
+        ("Credit", amount(r.granted_credit) if r.server_state == S.OVER and told else ""),
+        ("Why this credit", plugged("credit_sentence")[-1](r, wu) if told else ""))
     blocks = [Block(facts=tuple(fact for fact in facts if fact[1]))]
-    if r.stderr_out and r.outcome in (O.CLIENT_ERROR, O.VALIDATE_ERROR):
+    if r.stderr_out and (r.outcome == O.CLIENT_ERROR or told and r.outcome == O.VALIDATE_ERROR):
         blocks.append(Block("What the program said", output=harmless(r.stderr_out, r.host)))
     return (f"Task {r.name}", *blocks)
 
@@ -425,30 +434,32 @@ def harmless(text, host):
 def show_workunit(given, now):
     """Show a workunit and its copies; whose they are only when that helps nobody to cheat."""
     wu = find(Workunit, whole(given, "wuid"), "workunit")
-    told = decided(wu)
+    told = is_told(wu)
     copies = list(Result.select(Result, App, AppVersion, Host, User).join(App).switch(Result)
                   .join(AppVersion, JOIN.LEFT_OUTER).switch(Result).join(Host, JOIN.LEFT_OUTER)
-                  .join(User, JOIN.LEFT_OUTER).where(Result.workunit == wu)
+                  .join(User, JOIN.LEFT_OUTER).where(
+                      Result.workunit == wu, Result.server_state != S.INACTIVE)
                   .order_by(Result.id).limit(COPIES_MAX))
-    canonical = next((r for r in copies if r.id == wu.canonical_resultid), None)
+    canonical = next((r for r in copies if told and r.id == wu.canonical_resultid), None)
     reasons = [why for bit, why in GIVEN_UP.items() if wu.error_mask & bit]
     state = ("given up: " + ", ".join(reasons)) if reasons else \
-        "done: enough copies agree" if canonical else "not decided yet"
+        "done: enough copies agree" if canonical else "not decided yet, or copies are still out"
     facts = (
         ("Application", wu.app.name), ("Made", past(wu.create_time, now)), ("State", state),
         ("Answer taken from", canonical and Link(
             canonical.name, f"/result.php?resultid={canonical.id}")),
-        ("Copies that must agree", wu.min_quorum),
-        ("Credit for each valid copy", amount(wu.canonical_credit)))
+        ("Copies that must agree", wu.min_quorum if told else ""),
+        ("Credit for each valid copy", amount(wu.canonical_credit) if told else ""))
     return f"Workunit {wu.name}", Block(facts=tuple(fact for fact in facts if fact[1])), Block(
         "Copies", texts=() if told else (
-            "Whose they are is told when the workunit is decided, so that nobody can arrange it.",),
+            "Whose they are, and what was found, is told when the workunit is decided and no copy "
+            "is out, so that nobody can arrange it.",),
         head=("Task", "Volunteer", "Computer", "Sent (UTC)", "Reported (UTC)", "State",
               "Run time", "CPU time", "Credit", "Application"),
         rows=[(Link(r.name, f"/result.php?resultid={r.id}"),
                user_link(r.host.user) if told and r.host_id else "",
-               host_link(r.host) if told and r.host_id else "", *progress(r), program_of(r))
-              for r in copies])
+               host_link(r.host) if told and r.host_id else "", *progress(r, told),
+               program_of(r)) for r in copies])
 
 
 def show_apps(given, now):

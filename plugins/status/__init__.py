@@ -12,6 +12,7 @@ import os
 import re
 import time
 import urllib.parse
+from dataclasses import dataclass
 from pathlib import Path
 
 import bottle
@@ -19,8 +20,8 @@ from peewee import DatabaseError, fn
 
 import minigrid
 from minigrid import (ALL, DUE, GENERATOR, IN_PROGRESS, TO_ASSIMILATE, TO_VALIDATE, UNSENT, App,
-                      ClientError, Firing, Host, Result, User, Workunit, apps, base_url, db,
-                      plugged, project)
+                      ClientError, Firing, Host, Result, ServerState, User, Workunit, apps,
+                      base_url, db, plugged, project, setting)
 
 HERE = Path(__file__).resolve().parent
 ACTIVE_SECONDS = 600  # a host is active if it was heard of in the last ten minutes
@@ -45,8 +46,20 @@ NEEDS = {  # the same -> what the line for a terminal needs besides Python
 }
 SYSTEMS = {"Windows NT": "windows", "Macintosh": "macos", " Linux ": "linux"}  # in User-Agent
 SCHEDULER_BYTES_MAX = 200  # BOINC's client cuts the lines of this page at 255 bytes [WIRE 4]
+PAGES = {"/nodes": "all computers", "/trust": "who is trusted", "/why": "why?"}  # of other plugins
 COUNTS = ("made", "open", "unsent", "in_progress", "to_validate", "to_assimilate", "done", "failed",
           "valid", "invalid", "errors", "no_reply", "too_late")
+
+
+@dataclass(frozen=True)
+class StatusSettings:
+    """The [status] section of setup.cfg."""
+
+    public_results: bool = setting(True, "all may read data/results; no: a cheat could look up "
+                                         "there what a spot check wants to hear")
+
+
+settings = StatusSettings()
 
 
 # ---- The report ----------------------------------------------------------------
@@ -95,9 +108,11 @@ def app_status(app, now):
     def waiting(model, *conditions):
         return model.select().where(*conditions, model.app == app).count()
 
-    to_validate, to_assimilate = waiting(Workunit, TO_VALIDATE), waiting(Workunit, TO_ASSIMILATE)
+    own = Workunit.number.is_null(False)  # no policy's check of an answer: they were not counted
+    to_validate, to_assimilate = (waiting(Workunit, waits, own)
+                                  for waits in (TO_VALIDATE, TO_ASSIMILATE))
     failed = fired.get("hand over the failure", 0) + fired.get("fail: nothing to assimilate", 0)
-    untold = waiting(Workunit, TO_ASSIMILATE, Workunit.error_mask != 0)
+    untold = waiting(Workunit, TO_ASSIMILATE, own, Workunit.error_mask != 0)
     done = max(fired.get("assimilated", 0) - max(failed - untold, 0), 0)
     return {
         "name": app.name, "about": served.about if served else "",
@@ -110,6 +125,7 @@ def app_status(app, now):
         "errors": sum(fired.get(rule, 0) for rule in (
             "report error", "report error late", "unreadable output")),
         "no_reply": fired.get("time out", 0), "too_late": fired.get("too late", 0),
+        "window": plugged("window_of")[-1](served) if served else None,
     }
 
 
@@ -142,7 +158,8 @@ def host_status(now):
         "processors": host.p_ncpus,
         "last_contact": host.rpc_time, "contact": ago(now - host.rpc_time),
         "active": host.rpc_time > now - ACTIVE_SECONDS,
-        "credit": round(host.total_credit, 2), "recent_credit": round(host.expavg_credit, 2),
+        "credit": round(host.total_credit, 2),
+        "recent_credit": round(plugged("faded")[-1](host, now), 2),
         "in_progress": held.get(host.id, 0), "why_no_work": host.why_no_work,
     } for host in sorted(recent, key=lambda host: host.id)]
     return {"total": Host.select().count(),
@@ -162,11 +179,24 @@ def volunteer_name(user):
     return f"volunteer {user.id}" if ADDRESS.search(user.name) else user.name
 
 
+def told(units):
+    """Return the ids of those workunits of which all may know who computed them, and was right.
+
+    That is told when a workunit is decided and no copy is out or waits, on all pages alike: who
+    still computes one could arrange his answer, or see that his copy is a spot check.
+    """
+    decided = {wu.id for wu in units if wu.canonical_resultid or wu.error_mask}
+    return decided - {row[0] for row in Result.select(Result.workunit).where(
+        Result.workunit.in_(list(decided)), Result.server_state != ServerState.OVER).tuples()}
+
+
 def result_files():
     """Return what the applications have written for people: [{name, nbytes, size, mtime}].
 
     `mtime` has fractions: a picture may change twice in a second, and be shown after the first.
     """
+    if not settings.public_results:
+        return []
     folder, found = project.data / "results", []
     names = {f"{app}{suffix}" for app in list(apps) for suffix in SHOWN}
     try:
@@ -183,6 +213,13 @@ def result_files():
         found.append({"name": name, "nbytes": info.st_size, "size": size(info.st_size),
                       "mtime": round(info.st_mtime, 3)})
     return found
+
+
+def refuse_results():
+    """Refuse to show answers where the project keeps them to itself. Raises ClientError."""
+    if not settings.public_results:
+        raise ClientError("this project keeps its results to itself (public_results in its "
+                          "setup.cfg)", 403)
 
 
 def is_shown(name):
@@ -275,7 +312,9 @@ def size(nbytes):
 
 
 def routes(app, clock):
-    """Add the pages."""
+    """Read the settings and add the pages."""
+    global settings
+    settings = minigrid.read_settings("setup.cfg", StatusSettings, "status")
 
     @app.get("/status.json")
     def _():
@@ -289,10 +328,13 @@ def routes(app, clock):
         for name, value in headers().items():
             bottle.response.set_header(name, value)
         system = system_of(bottle.request.environ.get("HTTP_USER_AGENT", ""))
-        return page({**status(now), **invitation(now), "system": system})
+        known = {route.rule for route in app.routes}  # Plugins may have been left out.
+        pages = {path: text for path, text in PAGES.items() if path in known}
+        return page({**status(now), **invitation(now), "system": system, "pages": pages})
 
     @app.get("/results/<name>")
     def _(name):
+        refuse_results()
         if not is_shown(name):
             raise ClientError(f"there is no result file {name[:80]}", 404)
         answer = bottle.static_file(name, root=str((project.data / "results").resolve()),
@@ -439,5 +481,5 @@ def headers():
         "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
         "Content-Security-Policy": f"default-src 'none'; script-src 'sha256-{known}'; "
                                    f"style-src 'unsafe-inline'; img-src 'self' data:; "
-                                   f"connect-src 'self'; base-uri 'none'; form-action 'none'",
+                                   f"connect-src 'self'; base-uri 'none'; form-action 'self'",
     }

@@ -199,6 +199,15 @@ def test_every_state_is_counted(world):
     assert status()["total"] == counts
 
 
+def test_a_policys_own_workunits_are_not_counted_as_the_applications(world):
+    before = row()
+    for n, state in enumerate((dict(need_validate=True), dict(assimilate_state=1),
+                               dict(assimilate_state=1, error_mask=m.ErrorMask.CANCELLED))):
+        m.Workunit.create(app=m.apps["parts"].id, name=f"check_{n}", number=None, create_time=NOW,
+                          input_files=[], transition_time=m.NEVER, **state)
+    assert row() == before
+
+
 def test_all_that_was_made_adds_up_until_the_end(world):
     def parts():
         app = row()
@@ -524,7 +533,8 @@ def test_the_script_makes_text_never_html():
 def test_the_page_is_whole_and_asks_nobody_else():
     addresses = re.findall(r"""(?:src|href|action)=["']?([^"'\s>]*)""", SOURCE)
     inner = ("/status.json", "/results/", "/join", "/top_users.php", "/top_hosts.php", "/apps.php",
-             "/home.php", "/show_user.php?", "/show_host_detail.php?", "#", "data:", "{{")
+             "/home.php", "/show_user.php?", "/show_host_detail.php?", "/why", "#", "data:",
+             "{{")
     assert {a for a in addresses if not a.startswith(inner)} == {BOINC_DOWNLOAD, PYTHON_DOWNLOAD}
     assert set(re.findall(r"https?://[^'\"\s]*", SOURCE)) == {
         "http://www.w3.org/2000/svg", BOINC_DOWNLOAD, PYTHON_DOWNLOAD}

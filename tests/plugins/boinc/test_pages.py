@@ -97,6 +97,12 @@ def look(web, path, status=200):
     return Page(got.body)
 
 
+def all_back(clients):
+    """The last copy of the world comes back, too: now its story may be told."""
+    clients[3].report("count_0_3", now=NOW + 300)
+    passes(NOW + 301)
+
+
 def passes(now, n=3):
     for k in range(1, n + 1):
         m.run_pass(now + k)
@@ -162,15 +168,16 @@ def test_recent_credit_decays_with_the_clock(web, world):
 
 
 def test_tasks_of_a_computer_and_of_a_volunteer_are_listed(web, world):
+    (row,) = look(web, "/results.php?hostid=4").table
+    assert row["State"] == "in progress" and row["Credit"] == row["Run time"] == ""
+    assert row["Reported (UTC)"].startswith("due 2023-11-15")
+    all_back(world)
     for path in ("/results.php?hostid=1", "/results.php?userid=1"):
         (row,) = look(web, path).table
         r = m.Result.get(host=1)
         assert row["Task"] == r.name and row["State"] == "valid" and row["Run time"] == "61 seconds"
         assert row["CPU time"] == "59 seconds" and row["Credit"] == f"{r.granted_credit:.1f}"
         assert row["Application"] == "count 1, python"
-    (row,) = look(web, "/results.php?hostid=4").table
-    assert row["State"] == "in progress" and row["Credit"] == row["Run time"] == ""
-    assert row["Reported (UTC)"].startswith("due 2023-11-15")
 
 
 def test_a_long_list_is_turned_over(web):
@@ -203,19 +210,21 @@ def test_a_failed_task_says_what_its_program_said(web, world):
     assert page.facts["Why"] == "the program failed (exit status 195)"
     assert page.output == f"{EVIL} at /home/.../app.py\ncomputer 3 says C:\\Users\\...\\x"
     assert "script" not in page.tags
+    all_back(world)
     page = look(web, f"/result.php?resultid={m.Result.get(host=1).id}")
     assert page.facts["State"].startswith("valid: ") and page.output == ""
     assert page.facts["Volunteer"] == "ann" and page.facts["Workunit"] == "count_0"
 
 
 def test_a_workunit_shows_its_copies_and_where_its_answer_comes_from(web, world):
+    all_back(world)
     page = look(web, "/workunit.php?wuid=1")
     wu = m.Workunit.get_by_id(1)
     assert page.facts["State"] == "done: enough copies agree"
     assert page.facts["Answer taken from"] == m.Result.get_by_id(wu.canonical_resultid).name
     copies = make.copies()
     assert [row["Task"] for row in page.table] == [r.name for r in copies]
-    assert [row["State"] for row in page.table][:4] == ["valid", "valid", "error", "in progress"]
+    assert [row["State"] for row in page.table][:4] == ["valid", "valid", "error", "error"]
     assert [row["Volunteer"] for row in page.table][:4] == ["ann", "bob", "carl", "dora"]
     assert page.table[0]["Computer"] == "computer 1"
 
@@ -344,6 +353,31 @@ def test_who_else_has_a_copy_is_told_when_the_workunit_is_decided(web):
     passes(NOW + 10)
     assert [row["Volunteer"] for row in look(web, "/workunit.php?wuid=1").table] == ["ann", "bob"]
     assert look(web, "/result.php?resultid=1").facts["Volunteer"] == "ann"
+
+
+def test_what_was_found_is_told_when_no_copy_is_out(web, world):
+    """A workunit that is decided looks like one that is not: its last copy may be a spot check."""
+    holder = dict(workunit=1, app=1, name="count_0_10", create_time=NOW,
+                  server_state=S.INACTIVE)
+    m.project.write(lambda: m.Result.insert(**holder).execute())
+    (kept,) = make.copies(server_state=S.INACTIVE)
+    assert look(web, f"/result.php?resultid={kept.id}", 404)
+    unit = look(web, "/workunit.php?wuid=1")
+    assert [row["State"] for row in unit.table] == [
+        "came back", "came back", "error", "in progress", "unsent"]  # not: not needed any more
+    paths = [f"/result.php?resultid={n}" for n in range(1, 5)]
+    paths += [f"/results.php?{who}id={n}" for n in range(1, 5) for who in ("host", "user")]
+    for path in ["/workunit.php?wuid=1", *paths]:
+        text = look(web, path).text
+        assert "count_0_10" not in text and "agree" not in text.replace("arrange", ""), path
+        assert not re.search(r"\bvalid|done: |\b10\.0\b|as the application", text), path
+    for path in paths[:4]:
+        assert {"Made", "Credit", "Why this credit"}.isdisjoint(look(web, path).facts)
+    assert not {"Answer taken from", "Copies that must agree", "Credit for each valid copy"
+                } & set(unit.facts)
+    m.project.write(lambda: m.Result.delete().where(m.Result.id == kept.id).execute())
+    all_back(world)
+    assert "done: enough copies agree" in look(web, "/workunit.php?wuid=1").text
 
 
 def test_nothing_that_others_wrote_becomes_html(web, world):
