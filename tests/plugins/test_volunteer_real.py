@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ CLIENT_ERROR = int(minigrid.Outcome.CLIENT_ERROR)
 WEB_NAME = "grid.example.org"
 APP = '''"""quick: doubles."""
 
-min_quorum = 1
+%s
 
 
 def workunit(i):
@@ -56,10 +57,10 @@ SETTINGS = "[minigrid]\nrequest_delay = 0.1\nmin_sendwork_interval = 0\nname = R
 class Grid:
     """A project's directory, and its real server while it runs."""
 
-    def __init__(self, folder, n_jobs, seconds=0.0, more=""):
+    def __init__(self, folder, n_jobs, seconds=0.0, more="", constants="min_quorum = 1"):
         self.folder, self.n_jobs, self.process = folder, n_jobs, None
         folder.mkdir()
-        (folder / "quick.py").write_text(APP % (n_jobs, seconds))
+        (folder / "quick.py").write_text(APP % (constants, n_jobs, seconds))
         self.configure(more)
 
     def configure(self, more):
@@ -111,6 +112,10 @@ class Grid:
         with contextlib.closing(sqlite3.connect(self.folder / "data" / "minigrid.db")) as store:
             return store.execute(query).fetchall()
 
+    def trust(self):
+        with urllib.request.urlopen(self.url + "/trust.json", timeout=PATIENCE) as answer:
+            return json.load(answer)
+
     def hosts(self):
         return self.ask("SELECT count(*) FROM host")[0][0]
 
@@ -119,8 +124,8 @@ class Grid:
 def grid(tmp_path):
     """A function that makes a project and starts its server."""
     with contextlib.ExitStack() as stack:
-        def function(n_jobs, seconds=0.0, more="", name="grid"):
-            made = Grid(tmp_path / name, n_jobs, seconds, more)
+        def function(n_jobs, seconds=0.0, more="", name="grid", **constants):
+            made = Grid(tmp_path / name, n_jobs, seconds, more, **constants)
             stack.callback(made.stop)
             made.start()
             return made
@@ -185,8 +190,8 @@ class Door:
                 caller.sendall(block)
 
 
-def command(*arguments, python=sys.executable):
-    return [python, str(FILE), *map(str, arguments)]
+def command(*arguments, python=sys.executable, file=FILE):
+    return [python, str(file), *map(str, arguments)]
 
 
 def environment(home, **more):
@@ -210,10 +215,10 @@ def client(tmp_path):
 class Running:
     """A client that runs, and what it has said."""
 
-    def __init__(self, home, arguments):
+    def __init__(self, home, arguments, file=FILE):
         self.text, self.changed = "", threading.Condition()
         self.process = subprocess.Popen(
-            command("--no-sandbox", *arguments), env=environment(home), text=True,
+            command("--no-sandbox", *arguments, file=file), env=environment(home), text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.thread = threading.Thread(target=self.listen, daemon=True)
         self.thread.start()
@@ -241,8 +246,8 @@ class Running:
 def started(tmp_path):
     """A function that starts a client."""
     with contextlib.ExitStack() as stack:
-        def function(*arguments):
-            made = Running(tmp_path, arguments)
+        def function(*arguments, file=FILE):
+            made = Running(tmp_path, arguments, file)
             stack.callback(made.process.stdout.close)
             stack.callback(made.thread.join, PATIENCE)
             stack.callback(made.process.wait)
@@ -405,6 +410,32 @@ def test_an_old_address_leads_to_the_new_one(tmp_path, grid):
     project.check("")
     assert project.hosts() == 1
     assert client.projects[0].addresses[0] == new.url
+
+
+# ---- Liars -----------------------------------------------------------------------
+
+
+def liar(folder, answer):
+    """Our client with one change: its jobs say an answer of their own. Return its file."""
+    path = folder / f"liar{answer}.py"
+    text, n = re.subn(r'write\("output", ', f'write("output", b"-{answer}" or ', FILE.read_text())
+    assert n >= 1
+    path.write_text(text)
+    return path
+
+
+def test_two_liars_are_caught_and_it_shows(tmp_path, grid, started):
+    """[S3-39 C36] Every answer is right in the end; the liars get no more, the honest ones do."""
+    project = grid(80, 0.05, constants="validation = 'recheck'\nrecheck = 2")
+    liars = {f"liar{n}": liar(tmp_path, n) for n in (1, 2)}
+    names = ["anna", "ben", "cleo", *liars]
+    for name in names:
+        started(project.url, "--cpus", 1, "--dir", tmp_path / name, "--name", name,
+                file=liars.get(name, FILE))
+    project.check(project.trust)
+    await_true(lambda: {entry["computer"].split()[0] for entry in
+                        project.trust()["entries"]} == set(liars),
+               project.trust)
 
 
 # ---- The project's key ---------------------------------------------------------
