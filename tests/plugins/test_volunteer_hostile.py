@@ -494,7 +494,8 @@ def test_the_internet_does_not_send_us_to_our_neighbours(url):
 
 
 def test_a_file_that_changes_its_content(world, evil, server, clock):
-    """Each job computes with what was announced for it, whatever has the same name."""
+    """Each job computes with what was announced for it, whatever has the same name, or fails: jobs
+    that take the file from each other do so a few times only."""
     for n in range(4):
         evil.add(n, data=b"%d" % n)
         evil.work[-1]["input"]["name"] = "same.in"
@@ -504,8 +505,10 @@ def test_a_file_that_changes_its_content(world, evil, server, clock):
     client = make_client(world, evil, server)
     honest_done(client, clock, server)
     live(client, clock, lambda: len(evil.store) == 4)
-    assert {name: bytes(data) for name, data in evil.uploads.items()} == {
-        "wu_%d_0" % n: b"%d" % n ** 2 for n in range(4)}
+    right = {"wu_%d_0" % n: b"%d" % n ** 2 for n in range(4)}
+    came = {name: bytes(data) for name, data in evil.uploads.items()}
+    assert came and came.items() <= right.items()
+    assert {name for name, report in evil.store.items() if report["exit_status"] == 0} == set(came)
     check_client(client, evil, server)
 
 
