@@ -533,7 +533,7 @@ class Workunit(Record):
     rsc_memory_bound = FloatField(default=2.5e8)  # bytes
     rsc_disk_bound = FloatField(default=1e8)  # bytes
     delay_bound = IntegerField(default=86400)  # s from sending to the deadline
-    complexity = FloatField(default=1)  # computing time in units of the application's own [S3-11]
+    complexity = FloatField(default=1)  # computing time in the application's units [S3-11 S3-12]
     min_quorum = IntegerField(default=2)
     target_nresults = IntegerField(default=2)
     max_error_results = IntegerField(default=3)
@@ -856,8 +856,8 @@ class Settings:
     apps: str = setting("plugins/apps", "application files, or directories of them")
     plugins: str = setting(
         "python_apps native_apps generator quorum checks recheck inverse budget hosts dispatch "
-        "sampling trust credit cleanup accounts keys files api trickles boinc status nodes why "
-        "upkeep pause commands", "what to load")
+        "sampling trust credit cleanup accounts keys files api trickles boinc pages status nodes "
+        "why upkeep pause commands", "what to load")
     stock: int = setting(100, "unsent results to keep ready for each application")
     request_delay: float = setting(5, "s a client is asked to wait between requests")
     min_sendwork_interval: float = setting(2, "s between two requests of a host that may get work")
@@ -1072,15 +1072,15 @@ def enter_app(loader, application, now):
     application.id = row.id
 
 
-def put_off(application, wu_id, now, error):
-    """Let what an application failed on wait for six hours; too much of it stops them all."""
+def put_off(application, wu_id, now, error, seconds=RETRY_SECONDS):
+    """Let what an application failed on wait for six hours; too much of it stops all of it."""
     # In memory only: whoever has mended the file starts the server again, and need not wait.
     remember(now, str(error))
     project.put_off[application.name, wu_id] = now + RETRY_SECONDS
     if sum(name == application.name for name, _ in project.put_off) > FAULTS_MAX:
-        project.put_off[application.name, ALL] = now + RETRY_SECONDS
-        remember(now, f"{application.path}: failed on {FAULTS_MAX} workunits; put off for six "
-                      f"hours, or until the server is started again")
+        project.put_off[application.name, ALL] = now + seconds
+        remember(now, f"{application.path}: failed on {FAULTS_MAX} workunits; put off for "
+                      f"{seconds // 60} min, or until the server is started again")
 
 
 def working(now):
@@ -1353,9 +1353,8 @@ def take_reports(request, reply, host, versions, changed, now):
         elif r.received_time or (r.server_state == S.OVER and r.outcome != O.NO_REPLY):
             twice = True  # Also a detached host's: decided one way, here [C11].
         else:
-            if r.host_id != host.id and r.workunit_id not in units and not Result.select().where(
-                    Result.workunit == r.workunit_id, Result.host == host).exists():
-                r.host = host.id  # Its user's other host reports it [C43]; no two copies on one.
+            # Its user's other host may report it [C43]; the one that was given it answers for it,
+            # or a liar would report by a fresh host each time, and stay known as honest itself.
             r.workunit = units.setdefault(r.workunit_id, r.workunit)  # Two reports, one row.
             receive(r, report, host, versions, now)
             changed += [r, r.workunit]
@@ -1731,7 +1730,8 @@ def work_off(condition, work, settle, now, *more):
                 if value is not NOT_NOW:
                     found[wu.id] = value
             except Exception as error:  # A hook, or a file that is missing or damaged.
-                put_off(application, wu.id, now, f"{wu.name}: {error}")
+                put_off(application, wu.id, now, f"{wu.name}: {error}",
+                        getattr(error, "seconds", RETRY_SECONDS))
         done += project.write(lambda: settle(found, now))
     return done
 

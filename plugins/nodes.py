@@ -7,13 +7,10 @@ written in the background: whatever goes wrong with them, computing goes on [S3-
 
 import functools
 import hashlib
-import html
 import os
 import tempfile
-import time
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 
 import bottle
@@ -23,26 +20,20 @@ import minigrid
 from minigrid import (IN_PROGRESS, ClientError, Host, HostAppVersion, Record, Result, User,
                       ValidateState, canonical_json, db, plugged, project, setting)
 
-HERE = Path(__file__).resolve().parent
+NAV = (("/nodes", "all computers"),)
 FILES = {"/nodes": ("nodes.html", "text/html; charset=utf-8"),
          "/nodes.json": ("nodes.json", "application/json")}
 CHUNK = 500  # hosts looked up together
 COLUMNS = (Host.id, Host.user, Host.rpc_time, Host.domain_name, Host.client_version, Host.p_ncpus,
            Host.p_fpops, Host.on_frac, Host.active_frac, Host.avg_turnaround, Host.total_credit,
            Host.expavg_credit, Host.expavg_time, User.id, User.name)
-BORROWED = ("computer_name", "volunteer_name", "flops_of", "faded", "span", "ago")  # of others
+BORROWED = ("computer_name", "volunteer_name", "flops_of", "faded", "span", "ago",
+            "write_row")  # of others
 JUST_NOW = 60  # s since its last request: a node is interacting with the server
 ANYWAY = 60  # s after which files are written again though nothing has changed
 ACTIVE_SECONDS = 600  # s since its last request: a node is active, as on the front page
 NCPUS_MAX = 1024  # processors of a node that are believed in the sum
 MEMORY = 1 << 20  # bytes of the table that are kept in memory while it is put together
-MARK = "\0"  # where the rows go
-HEADERS = {
-    "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
-                               "form-action 'none'; frame-ancestors 'none'",
-}
 
 
 class WrongAnswers(Record):
@@ -74,18 +65,21 @@ def routes(app, clock):
     state = SimpleNamespace(opened=project.write, settings=settings, looked_at=None,
                             written_at=None, digest="", trouble="")
     for path, file in FILES.items():
-        app.route(path, callback=functools.partial(serve, *file))
+        app.route(path, callback=functools.partial(serve, clock, *file))
 
 
-def serve(name, kind):
+def serve(clock, name, kind):
     """Return the progress file as it was written last."""
     answer = bottle.static_file(name, root=str((project.data / "progress").resolve()),
                                 mimetype=kind)
     if answer.status_code == 404:
-        raise ClientError("the table of nodes was not written yet" if state.settings.seconds else
-                          "this project writes no table of nodes: [nodes] seconds is 0", 404)
+        why = "the table of nodes was not written yet" if state.settings.seconds else \
+            "this project writes no table of nodes: [nodes] seconds is 0"
+        if name == "nodes.json":
+            raise ClientError(why, 404)
+        return show([dict(texts=[f"Sorry: {why}."])], clock(), 404)
     if answer.status_code < 400:
-        for header in HEADERS.items():
+        for header in plugged("page_headers")[-1]().items():
             answer.set_header(*header)
     return answer
 
@@ -137,7 +131,7 @@ def write_files(now):
             return 0
         head = canonical_json({"project": project.settings.name, "time": now, **sums})[:-1]
         put(folder / "nodes.json", (head + ',"nodes":[\n', lines, "]}\n"), now)
-        before, after = page(sums, now).split(MARK)
+        before, after = page(sums, now).split(plugged("write_row")[-1]((), (), {}))
         put(folder / "nodes.html", (before, rows, after), now)
     state.written_at, state.digest = now, digest
     return 2
@@ -246,52 +240,58 @@ def share(fraction):
 # ---- The page ------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=1)
-def template():
-    """Read nodes.html: the HTML escapes all that is filled in."""
-    return bottle.SimpleTemplate((HERE / "nodes.html").read_text(encoding="utf-8"))
+HEADS = ("Computer", "Volunteer", "State", "Last contact", "Processors", "GFLOPS", "Tasks held",
+         "Done", "Wrong", "Turnaround", "Credit a day", "Measured", "Standing")
+KINDS = {"Computer": "name", "Volunteer": "name", "State": "when", "Last contact": "when",
+         "Measured": "why", "Standing": "why",
+         **dict.fromkeys(("Processors", "GFLOPS", "Tasks held", "Done", "Wrong", "Turnaround",
+                          "Credit a day"), "number")}
 
 
 def page(sums, now):
-    """Return the page around the rows, with MARK where they go."""
-    return template().render(
-        sums=sums, power=power(sums["power"]), project=project.settings.name, as_of=utc(now),
-        days=state.settings.days, refresh=max(int(state.settings.seconds), 5), heads=HEADS,
-        classes=CLASSES, just_now=JUST_NOW, mark=MARK, style=plugged("style")[-1]())
+    """Return the page with an empty row where the rows go."""
+    parts = [dict(numbers=(
+        ("active nodes", f"{sums['active']:,}"),
+        (f"interacting with the server just now: a request within {JUST_NOW} seconds",
+         f"{sums['interacting']:,}"),
+        ("floating-point operations a second: the power of all active nodes, as their clients "
+         "measure it, for the part of their time when they may compute", power(sums["power"])))),
+        dict(title="Connected nodes", head=HEADS, kinds=KINDS, rows=[()],
+             texts=() if sums["connected"] else ("None yet.",),
+             caption=f"All {sums['connected']:,} that were heard of in the last "
+                     f"{state.settings.days:g} days, in the order in which they joined. GFLOPS: "
+                     "billions of operations a second, with all processors. Measured: seconds for "
+                     "a unit of complexity, and bandwidth")]
+    return show(parts, now).body.decode()
 
 
-HEADS = ("Computer", "Volunteer", "State", "Last contact", "Processors", "GFLOPS", "Tasks held",
-         "Done", "Wrong", "Turnaround", "Credit a day", "Measured", "Standing")
-CLASSES = {"State": "when", "Last contact": "when", "Measured": "why", "Standing": "why",
-           **dict.fromkeys(("Processors", "GFLOPS", "Tasks held", "Done", "Wrong", "Turnaround",
-                            "Credit a day"), "number")}
+def show(parts, now, status=200):
+    """Answer with a page that loads itself again."""
+    again = max(int(state.settings.seconds), 5) if status == 200 else 5
+    return plugged("show_page")[-1](
+        "Nodes", parts, now, status, json="/nodes.json" if status == 200 else "",
+        head=f'<meta http-equiv="refresh" content="{again}">\n')
 
 
 def row_of(node, others, now):
     """Return a node as a row of the table, with all texts escaped."""
-    texts = (
-        node["name"], node["volunteer"], "active" if node["active"] else "inactive",
+    name = node["name"]
+    if others.pages:
+        name = name, f"/show_host_detail.php?hostid={node['id']}"
+    return others.write_row(HEADS, (
+        name, node["volunteer"], "active" if node["active"] else "inactive",
         others.ago(now - node["last_contact"]), node["processors"],
         f'{node["power"] / 1e9:,.2f}', node["held"], f'{node["done"]:,}', f'{node["wrong"]:,}',
         others.span(node["avg_turnaround"]) if node["avg_turnaround"] else "",
-        f'{node["recent_credit"]:,.2f}', figures(node["figures"]), "; ".join(node["standing"]))
-    shown = dict(zip(HEADS, (html.escape(str(text)) for text in texts)))
-    shown["Last contact"] = f'<time datetime="{utc(node["last_contact"])}">' \
-                            f'{shown["Last contact"]}</time>'
-    if others.pages:
-        shown["Computer"] = f'<a href="/show_host_detail.php?hostid={node["id"]}">' \
-                            f'{shown["Computer"]}</a>'
-    cells = "".join(f'<td role="cell" data-label="{head}" class="{CLASSES.get(head, "")}">{text}'
-                    f'</td>' for head, text in shown.items())
-    return f'<tr role="row" data-active="{str(node["active"]).lower()}">{cells}</tr>\n'
+        f'{node["recent_credit"]:,.2f}', figures(node["figures"]), node["standing"]),
+        KINDS, active=node["active"])
 
 
 def figures(by_app):
-    """Write what was measured of a node, for each application."""
-    return "; ".join(
-        f"{app}: {told.get('seconds_per_unit', 0):.3g} s a unit of complexity"
-        + (f", {told['bandwidth'] / 1000:,.3g} kB/s" if told.get("bandwidth") else "")
-        for app, told in sorted(by_app.items()))
+    """Write what was measured of a node: a text for each application."""
+    return [f"{app}: {told.get('seconds_per_unit', 0):.3g} s"
+            + (f", {told['bandwidth'] / 1000:,.3g} kB/s" if told.get("bandwidth") else "")
+            for app, told in sorted(by_app.items())]
 
 
 def power(flops):
@@ -300,11 +300,6 @@ def power(flops):
         if flops >= size:
             return f"{flops / size:,.1f} {word}"
     return f"{flops:,.0f}"
-
-
-def utc(t):
-    """Write a time for people of all time zones, and for programs."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t))
 
 
 STAGES = (progress,)

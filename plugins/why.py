@@ -6,10 +6,7 @@ workunit is purged, and the oldest when there are too many. What is told is made
 of a story, and shown as text, page or JSON.
 """
 
-import base64
-import functools
 import gzip
-import hashlib
 import json
 import re
 import sqlite3
@@ -17,7 +14,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 
 import bottle
 from peewee import SQL, BigIntegerField, CharField, DatabaseError, IntegerField, TextField, fn
@@ -28,7 +24,8 @@ from minigrid import (IN_PROGRESS, NEVER, PURGE, RULES, App, AppVersion, Assimil
                       Rule, ServerState, ValidateState, Workunit, apps, canonical_json, db, plugged,
                       project, setting, wall_clock)
 
-HERE = Path(__file__).resolve().parent
+NAV = (("/why", "why?"),)
+OVERDUE_SECONDS = 60  # after which what the next pass should have done has a reason
 REQUESTS_KEPT = 10  # of each host, and as many copies and events of a host are shown
 TRACES_KNOWN = 1000  # hosts whose requests are in memory, 2 kB each
 EVENTS_SHOWN = 300  # of a workunit, the last ones
@@ -38,6 +35,7 @@ FORGET_CHUNK = 2000  # events in one transaction
 ARCHIVE_BYTES = {True: 2 << 20, False: 256 << 20}  # of archives read for a page, for a command
 HOST_NUMBER = re.compile(r"(?:host|computer)?[ #-]{0,2}([0-9]{1,15})", re.IGNORECASE)
 TIME = re.compile(r"@([0-9]{9,11})\b")  # how a time stands in a text until it is shown
+KINDS = dict.fromkeys(("Copy", "Of", "Computer"), "when")  # These columns stay in one line.
 S, O, V, A, F = ServerState, Outcome, ValidateState, AssimilateState, FileDeleteState
 
 
@@ -139,7 +137,8 @@ def event(rule, row, now):
 
 def forget_events(now):
     """Stage: delete the oldest events when there are too many; return how many."""
-    first, last = Event.select(fn.MIN(Event.id), fn.MAX(Event.id)).tuples().get()
+    # One look at each end of the table; asked for together they would cost a walk through it.
+    first, last = (Event.select(end(Event.id)).scalar() for end in (fn.MIN, fn.MAX))
     if first is None or last - first < settings.events:
         return 0  # There cannot be as many: no need to count.
     excess, n = Event.select().count() - settings.events, 0
@@ -227,24 +226,10 @@ OPEN_RULES = {"send", "report success", "report error", "report success late", "
               "time out", "host detached"}  # not "make a copy": nobody makes those of spot checks
 
 
-@dataclass(frozen=True)
-class Link:
-    """A text that leads to the story of a name."""
-
-    text: str
-    name: str
-
-
-@dataclass
-class Part:
-    """One part of a story: texts, facts (name, value), a table, what a program wrote."""
-
-    title: str = ""
-    texts: tuple = ()
-    facts: tuple = ()
-    head: tuple = ()
-    rows: tuple = ()
-    output: str = ""
+def part(title="", facts=(), **more):
+    """Return a part of a story: texts, facts (name, value), a table, what a program wrote."""
+    return {"title": title, "facts": [fact for fact in facts if fact[1]], "texts": (), "head": (),
+            "rows": (), "output": "", "kinds": KINDS, "lead": title == "Now", **more}
 
 
 def given_up(wu):
@@ -275,9 +260,14 @@ def some(items, most=5):
     return "; ".join(items[:most]) + more
 
 
+def link_to(name):
+    """Return a link to the story of a name."""
+    return name, address(name)
+
+
 def host_link(host_id):
     """Return a link to a computer, empty for none."""
-    return Link(f"computer {host_id}", f"computer-{host_id}") if host_id else ""
+    return (f"computer {host_id}", address(f"computer-{host_id}")) if host_id else ""
 
 
 def state_of(r, hide=False):
@@ -317,7 +307,7 @@ def outlook(wu, results, now, hide):
     elif wu.canonical_resultid and not hide:
         found.append(decision(wu, results))
     elif not hide:
-        found += undecided(wu, results)
+        found += undecided(wu, results, now)
     found += outstanding(wu, results, now, hide)
     if hide:
         return found or ["not decided yet, or not all copies are back"]
@@ -339,18 +329,26 @@ def decision(wu, results):
     return f"decided: {valid} of {valid + wrong} agreed; the answer is that of {name}"
 
 
-def undecided(wu, results):
+def undecided(wu, results, now):
     """Say how far a workunit is from being decided."""
     usable = [r for r in results if r.outcome == O.SUCCESS and r.validate_state != V.INVALID]
     if wu.need_validate:
         return [f"waits for the comparison of "
-                f"{several(len(usable), 'answer', 'answers')}, in the next pass"]
+                f"{several(len(usable), 'answer', 'answers')}, {next_pass(wu, now)}"]
     words = ["not decided yet"]
     if usable:
         words.append(f"{len(usable)} of at least {wu.min_quorum} answers are in")
     if sum(r.validate_state == V.INCONCLUSIVE for r in usable) > 1:
         words.append("they do not agree")
     return [", ".join(words)]
+
+
+def next_pass(wu, now):
+    """Say when what waits for the application will be done; it may have failed at it."""
+    if now < wu.mod_time + OVERDUE_SECONDS:
+        return "in the next pass"
+    return "which should be over by now: either no server runs, or the application failed at it " \
+           "(see the troubles on the first page), or takes its answers in their order"
 
 
 def outstanding(wu, results, now, hide):
@@ -373,7 +371,7 @@ def afterwards(wu, results, now):
     """Say what comes when a workunit is decided, or when the transitioner looks at it again."""
     if wu.assimilate_state == A.READY:
         served = wu.app_id in {a.id for a in apps.values()} or not apps
-        return ["waits for its application to take the answer, in the next pass"
+        return [f"waits for its application to take the answer, {next_pass(wu, now)}"
                 if served else "waits for its application, which is not served now"]
     if wu.assimilate_state == A.INIT:
         wait = "" if wu.transition_time >= NEVER else \
@@ -406,7 +404,7 @@ def tell(name, now, public):
         if len(hosts) == 1:
             return f"Computer {hosts[0].id}", of_host(hosts[0], now, public), True
     if hosts:
-        return f"{len(hosts)} computers", [Part(
+        return f"{len(hosts)} computers", [part(
             texts=(f"Which of them? All are called {name}.",), head=("Computer", "Last contact"),
             rows=[(host_link(h.id), moment(h.rpc_time, now)) for h in hosts])], True
     return (None if number else from_archive(name, now, public)) or unknown(name)
@@ -434,14 +432,15 @@ def of_workunit(wu, results, now, public):
                         f"that may give one, never more than {wu.max_total_results}"),
              ("Time for each copy", lasting(wu.delay_bound)))
     shown = [r for r in results if not (hide and r.server_state == S.INACTIVE)]
-    rows = [(Link(r.name, r.name), "" if hide else host_link(r.host_id),
+    rows = [(link_to(r.name), "" if hide else host_link(r.host_id),
              f"@{r.sent_time}" if r.sent_time else "", back(r), state_of(r, hide),
              "" if hide else credit(r, wu)) for r in shown]
     if hide:  # The number wanted, beside that of copies, would tell a spot check.
         facts = tuple(fact for fact in facts if fact[0] != "Wanted")
-    return [Part("Now", texts=(*outlook(wu, results, now, hide), *[HIDDEN] * hide)),
-            Part(facts=facts),
-            Part("Copies", head=("Copy", "Computer", "Sent", "Back", "State", "Credit"), rows=rows),
+    return [part("Now", texts=(*outlook(wu, results, now, hide), *[HIDDEN] * hide)),
+            part(facts=facts),
+            part("Copies", head=("Copy", "Computer", "Sent", "Back", "State", "Credit"), rows=rows,
+                 texts=() if rows else ("None yet.",)),
             history(wu, None, hide)]
 
 
@@ -463,7 +462,7 @@ def of_result(r, now, public):
     wu = r.workunit
     hide = hidden(wu, public)
     facts = (
-        ("Workunit", Link(wu.name, wu.name)), ("State", state_of(r, hide)),
+        ("Workunit", link_to(wu.name)), ("State", state_of(r, hide)),
         ("Computer", "told later" if hide and r.host_id
          else host_link(r.host_id)),
         ("Made", "" if hide else moment(r.create_time, now)), ("Sent", moment(r.sent_time, now)),
@@ -474,9 +473,9 @@ def of_result(r, now, public):
         ("Not sent", refusals(r)),
         ("Credit", "" if hide else credit(r, wu)))
     output = "" if public else r.stderr_out[-4000:]
-    return [Part("Now", texts=(waits_of_copy(r, wu, now, hide), *[HIDDEN] * hide)),
-            Part(facts=tuple(fact for fact in facts if fact[1])), history(wu, r, hide),
-            *([Part("What its program wrote", output=output)] if output else [])]
+    return [part("Now", texts=(waits_of_copy(r, wu, now, hide), *[HIDDEN] * hide)),
+            part(facts=facts), history(wu, r, hide),
+            *([part("What its program wrote", output=output)] if output else [])]
 
 
 def waits_of_copy(r, wu, now, hide):
@@ -501,14 +500,14 @@ def history(wu, r, hide):
     number = None if r is None else int(r.name.rpartition("_")[2])
     rows = [row_of(e, wu.name, reasons.get(e.id, ""), hide) for e in events
             if number in (None, e.copy) and not (hide and e.rule not in OPEN_RULES)]
-    return Part("History", texts=() if rows else ("Nothing is known of it (any more).",), rows=rows,
+    return part("History", texts=() if rows else ("Nothing is known of it (any more).",), rows=rows,
                 head=("When", "Of", "Computer", "What", "Numbers", "Rules", "Meaning"))
 
 
 def row_of(e, name, more, hide):
     """Return an event as a row of a table."""
     known = RULES.get(e.rule)
-    copy = Link(f"{name}_{e.copy}", f"{name}_{e.copy}") if e.copy >= 0 else ""
+    copy = link_to(f"{name}_{e.copy}") if e.copy >= 0 else ""
     return (f"@{e.time}", copy, "" if hide else host_link(e.host), e.rule or "decision",
             "; ".join(filter(None, (e.text, more))), known.cites if known else "",
             known.why if known else "")
@@ -553,11 +552,12 @@ def of_host(host, now, public):
     standing = [text for say in plugged("trust_of_host") for text in say(host, now)]
     events = Event.select().where(OF_HOST, Event.host == host.id).order_by(
         Event.id.desc()).limit(REQUESTS_KEPT)
-    return [Part(facts=tuple(fact for fact in facts if fact[1])),
-            Part("Standing", texts=(*standing, *quotas(host, now)) or ("Nothing is known yet.",)),
+    return [part(facts=facts),
+            part("Standing", texts=(*standing, *quotas(host, now)) or ("Nothing is known yet.",)),
             requests_of(host, now, public), last_copies(host, public),
-            Part("Decisions about it", head=("When", "What"), rows=[
-                (f"@{e.time}", e.text or e.rule) for e in events] if not public else ())]
+            *([] if public or not events else [part(
+                "Decisions about it", head=("When", "What"),
+                rows=[(f"@{e.time}", e.text or e.rule) for e in events])])]
 
 
 def quotas(host, now):
@@ -578,13 +578,13 @@ def requests_of(host, now, public):
     rows = []
     for entry in json.loads(row.requests) if row else ():
         n = len(entry["sent"])
-        names = "" if public or not n else ": " + ", ".join(entry["sent"][:8]) + " ..." * (n > 8)
+        names = "" if public or not n else ": " + ", ".join(entry["sent"][:3]) + " ..." * (n > 3)
         got = several(n, "copy", "copies") + names if n else "nothing"
         times = f"{entry['n']} times since @{entry['first']}" if entry["n"] > 1 else ""
         why = "; ".join(f"{text} ({k} times)" if k > 1 else text
                         for text, k in entry["reasons"].items())
         rows.append((moment(entry["last"], now), times, f"work for {entry['seconds']} s", got, why))
-    return Part("Its last requests for work", rows=rows, texts=() if rows else ("None yet.",),
+    return part("Its last requests for work", rows=rows, texts=() if rows else ("None yet.",),
                 head=("When", "How often", "Asked for", "Got", "Why not more"))
 
 
@@ -595,9 +595,9 @@ def last_copies(host, public):
     if public:
         known = plugged("told")[-1]([r.workunit for r in found])
         found = [r for r in found if r.workunit_id in known]
-    rows = [(Link(r.name, r.name), f"@{r.sent_time}", back(r), state_of(r), credit(r, r.workunit))
+    rows = [(link_to(r.name), f"@{r.sent_time}", back(r), state_of(r), credit(r, r.workunit))
             for r in found]
-    return Part("Its last copies", rows=rows, head=("Copy", "Sent", "Back", "State", "Credit"),
+    return part("Its last copies", rows=rows, head=("Copy", "Sent", "Back", "State", "Credit"),
                 texts=(() if rows else ("None to show.",)) + (
                     ("Only those of decided workunits, with no copy out.",) if public else ()))
 
@@ -608,10 +608,10 @@ def unknown(name):
     served = [app.name for app in App.select().limit(100)] or ["pi"]
     example = served[0]
     return f"Nothing is called {name}", [
-        Part(texts=(f"A workunit is called like {example}_3: its application, its number. A copy "
+        part(texts=(f"A workunit is called like {example}_3: its application, its number. A copy "
                     f"of it is called like {example}_3_0. A computer is called host 7, or by its "
                     f"name.",)),
-        Part("Near", rows=[(Link(n, n),) for n in near], head=("Name",),
+        part("Near", rows=[(link_to(n),) for n in near], head=("Name",),
              texts=() if near else ("No name here is like it.",))], False
 
 
@@ -643,7 +643,7 @@ def from_archive(name, now, public):
         number = name.rpartition("_")[2]
         if all_read or not (app and number.isdecimal() and int(number[:15]) < app.next_number):
             return None
-        return f"Workunit {name}", [Part("Now", texts=(
+        return f"Workunit {name}", [part("Now", texts=(
             "It was finished and moved to the archive, which is too large to be searched here: "
             "the project's owner finds it in data/archive.",))], True
     purged, copies = record.pop("purge_time", 0), record.pop("results", [])
@@ -653,9 +653,9 @@ def from_archive(name, now, public):
     rows = [(r.name, host_link(r.host_id), f"@{r.sent_time}" if r.sent_time else "", back(r),
              state_of(r), f"{r.granted_credit:.4g}" if r.granted_credit else "") for r in results]
     return f"Workunit {wu.name}", [
-        Part("Now", texts=(said, f"purged {moment(purged, now)}: this is from the archive; its "
+        part("Now", texts=(said, f"purged {moment(purged, now)}: this is from the archive; its "
                                  f"history went with it")),
-        Part("Copies", head=("Copy", "Computer", "Sent", "Back", "State", "Credit"),
+        part("Copies", head=("Copy", "Computer", "Sent", "Back", "State", "Credit"),
              rows=rows)], True
 
 
@@ -704,31 +704,13 @@ def routes(app, clock):
 def page(name, now):
     """Return the page of a name, or the one that asks for a name."""
     title, parts, known = tell(name, now, True) if name.strip() else ("Why?", [], True)
-    text = template().render(title=title, parts=parts, name=name, project=project.settings.name,
-                             style=plugged("style")[-1](), pieces=pieces, address=address,
-                             as_of=f"@{now}")
-    return bottle.HTTPResponse(text.encode("utf-8", "replace"), 200 if known else 404,
-                               headers=headers())
-
-
-@functools.lru_cache(maxsize=1)
-def template():
-    """Read why.html: the HTML escapes all that is filled in."""
-    return bottle.SimpleTemplate((HERE / "why.html").read_text(encoding="utf-8"))
-
-
-@functools.lru_cache(maxsize=1)
-def headers():
-    """Return the headers of the page: no script runs in it but its own, whatever slips in."""
-    script = re.search(r"<script>(.*?)</script>", template().source, re.S).group(1)
-    known = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return {
-        "Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store",
-        "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-        "Content-Security-Policy": f"default-src 'none'; script-src 'sha256-{known}'; "
-                                   f"style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-                                   f"form-action 'self'; frame-ancestors 'none'",
-    }
+    ask = dict(forms=[("/why", "name", "What happened to a workunit, a copy or a computer?", {
+        "value": name, "maxlength": 200, "placeholder": "pi_3, pi_3_0, host 7",
+        "autocapitalize": "none", "spellcheck": "false"})])
+    return plugged("show_page")[-1](
+        title, [ask, *parts], now, 200 if known else 404, times=TIME, cache="no-store",
+        allow={"img-src": "data:", "form-action": "'self'"},
+        json=address(name.strip() + ".json") if parts else "")
 
 
 def address(name):
@@ -736,30 +718,20 @@ def address(name):
     return "/why/" + bottle.urlquote(name, safe="")
 
 
-def pieces(text):
-    """Cut a text into pieces: (text, None), or for a time (UTC in words, the same for a script)."""
-    cut = TIME.split(str(text))
-    for n, piece in enumerate(cut):
-        if n % 2:
-            yield utc(int(piece), "%Y-%m-%d %H:%M:%S UTC"), utc(int(piece))
-        elif piece:
-            yield piece, None
-
-
-def utc(t, how="%Y-%m-%dT%H:%M:%SZ"):
-    """Write a time for all time zones."""
-    return time.strftime(how, time.gmtime(t))
+def utc(t):
+    """Write a time for programs."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t))
 
 
 def as_json(part):
     """Return a part as JSON values; times as ISO 8601."""
     def plain(cell):
-        text = cell.text if isinstance(cell, Link) else str(cell)
+        text = cell[0] if isinstance(cell, tuple) else str(cell)
         return TIME.sub(lambda found: utc(int(found[1])), text)
 
-    return {"title": part.title, "texts": [plain(text) for text in part.texts],
-            "facts": {name: plain(value) for name, value in part.facts},
-            "rows": [dict(zip(part.head, map(plain, row))) for row in part.rows]}
+    return {"title": part["title"], "texts": [plain(text) for text in part["texts"]],
+            "facts": {name: plain(value) for name, value in part["facts"]},
+            "rows": [dict(zip(part["head"], map(plain, row))) for row in part["rows"]]}
 
 
 def commands(parsers):
@@ -787,18 +759,17 @@ def as_text(title, parts, now):
     """Write a story as lines for a terminal."""
     yield plain(f"{title}, as of {clock(now, 0)}", now)
     for part in parts:
-        if part.texts or part.facts or part.rows or part.output:
-            yield f"\n{part.title}" if part.title else ""
-        yield from (f"  {plain(text, now)}" for text in part.texts)
-        yield from (f"  {name}: {plain(value, now)}" for name, value in part.facts)
-        yield from table(part, now) if part.rows else ()
-        yield from (f"  {plain(line, now)}" for line in part.output.splitlines())
+        yield f"\n{part['title']}" if part["title"] else ""
+        yield from (f"  {plain(text, now)}" for text in part["texts"])
+        yield from (f"  {name}: {plain(value, now)}" for name, value in part["facts"])
+        yield from table(part, now) if part["rows"] else ()
+        yield from (f"  {plain(line, now)}" for line in part["output"].splitlines())
 
 
 def table(part, now):
     """Write a table as lines; what rules mean is left out, for it stands in the README."""
-    head = [name for name in part.head if name != "Meaning"]
-    rows = [head, *([plain(cell, now) for cell in row[:len(head)]] for row in part.rows)]
+    head = [name for name in part["head"] if name != "Meaning"]
+    rows = [head, *([plain(cell, now) for cell in row[:len(head)]] for row in part["rows"])]
     widths = [max(map(len, column)) for column in zip(*rows[1:])]
     for row in rows:
         yield "  " + "  ".join(cell.ljust(max(width, len(name))) for cell, width, name in zip(
@@ -808,7 +779,7 @@ def table(part, now):
 def plain(cell, now):
     """Write a cell or sentence for a terminal; times as its clock shows them."""
     # Names and reasons come from strangers: nothing of theirs may steer the terminal.
-    text = cell.text if isinstance(cell, Link) else str(cell)
+    text = cell[0] if isinstance(cell, tuple) else str(cell)
     text = "".join(c if c.isprintable() else "?" for c in text)
     return TIME.sub(lambda found: clock(int(found[1]), now), text)
 

@@ -32,9 +32,23 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def grid(folder, monkeypatch):
+def no_fsync(monkeypatch):
+    """Rules are tested, not the disk."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
+@pytest.fixture(scope="session")
+def made_keys(plugins, tmp_path_factory):
+    """The files of all keys, to be copied: drawing them takes longer than most tests."""
+    folder, keys = tmp_path_factory.mktemp("made") / "keys", sys.modules["minigrid_plugin_keys"]
+    for scheme in keys.SCHEMES:
+        keys.open_keys(folder, scheme)
+    return folder
+
+
+@pytest.fixture
+def grid(folder, no_fsync):
     """An open project with the two applications of make.py, no work, and no wait for it."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)  # Rules are tested, not the disk.
     with make.project(folder, {"count": make.COUNT, "near": make.NEAR}, stock=0,
                       min_sendwork_interval=0) as project:
         yield project

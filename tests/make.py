@@ -129,6 +129,27 @@ def project(folder, apps, **settings):
     m.close_project()
 
 
+@contextlib.contextmanager
+def clocked(folder, apps):
+    """Open a project that has a clock, for passes(); at the end all must be well with it."""
+    with project(folder, apps, stock=0, min_sendwork_interval=0) as grid:
+        assert not grid.errors
+        grid.clock = NOW
+        yield grid
+        assert m.plugged("violations")[0]() == []
+        assert grid.counts["stage errors"] == 0
+
+
+def passes(grid, n=3):
+    """Let seconds go by, each with a pass; a second one in the same second changes nothing."""
+    for _ in range(n):
+        grid.clock += 1
+        m.run_pass(grid.clock)
+        before = m.db.connection().total_changes
+        m.run_pass(grid.clock)
+        assert m.db.connection().total_changes == before
+
+
 def restart(folder, **settings):
     """Open a project as a new process would, with whatever application files lie in its folder."""
     m.open_project(m.Settings(data=str(folder / "data"), **settings), random.Random(1), lock=False)
@@ -217,6 +238,15 @@ class Client:
 
     def host(self):
         return m.Host.get_by_id(self.hostid)
+
+
+def do(grid, client, answer):
+    """Let a client do one task, whatever it is given, and the server look at it; its name."""
+    names = client.fetch(grid.clock)
+    assert len(names) == 1, client.host().why_no_work
+    client.report(names[0], answer, grid.clock)
+    passes(grid)
+    return names[0]
 
 
 def answered(*answers, clients=(), now=NOW, **parameters):

@@ -11,6 +11,7 @@ from minigrid import PluginError, plugged, project, read_settings
 from . import accounts, early, pages, scheduler, shipped, stats, uploads
 
 TABLES = scheduler.TABLES
+NAV = pages.NAV
 scheduler_path = "/boinc/scheduler"  # for the master page [WIRE 4]
 at_contact = scheduler.at_contact
 boinc_platforms = scheduler.boinc_platforms

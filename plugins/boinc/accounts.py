@@ -4,7 +4,6 @@ What an account is, and who may have one, is decided in plugins/accounts.py; her
 and written for BOINC. A project's errors come with status 200: the number in the text counts.
 """
 
-import functools
 import html
 import urllib.parse
 from pathlib import Path
@@ -18,12 +17,7 @@ FIELDS_MAX = 32
 TEXT_BYTES_MAX = 255  # a longer one would be ignored silently [WIRE 3.2]
 ERROR, PROJECT_DOWN = -1, -183
 HERE = Path(__file__).resolve().parent
-HEADERS = {  # of the page: no script, nothing from elsewhere, in nobody's frame, never kept
-    "Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-                               "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
-}
+ALLOW = {"img-src": "data:", "form-action": "'self'"}  # of the page
 
 
 def routes(app, clock):
@@ -179,24 +173,22 @@ def join(now):
             given.get("invite_code", ""), bottle.request.environ.get("REMOTE_ADDR", ""))
     except ClientError as error:
         project.counts["refused requests"] += 1
-        bottle.response.status = error.status
-        return page(now, given, error=str(error))
+        return page(now, given, error.status, str(error))
     except StoreError:
-        bottle.response.status = 503
-        return page(now, given, error="the project has a problem on its side; try again later")
+        return page(now, given, 503, "the project has a problem on its side; try again later")
     return page(now, given, user=user)
 
 
-def page(now, given, error="", user=None):
-    """Return the page as bytes: the form with what was typed but the password, or the account."""
-    for name, value in HEADERS.items():
-        bottle.response.set_header(name, value)
+def page(now, given, status=200, error="", user=None):
+    """Answer with the page: the form with what was typed but the password, or the account."""
     typed = {name: given.get(name, "") for name in ("email_addr", "user_name", "invite_code")}
-    return template().render(
-        name=project.settings.name, creation=plugged("account_creation")[-1](), error=error,
-        shortest=plugged("min_passwd_length")[-1](), typed=typed, user=user,
-        url=public_url(now), private=bottle.request.urlparts.scheme == "https",
-    ).encode("utf-8", "replace")
+    name, title = project.settings.name, "Your account" if user else "Create an account"
+    body = plugged("fill_in")[-1](
+        HERE / "join.html", title=title, name=name, creation=plugged("account_creation")[-1](),
+        error=error, shortest=plugged("min_passwd_length")[-1](), typed=typed, user=user,
+        url=public_url(now), private=bottle.request.urlparts.scheme == "https")
+    return plugged("html_page")[-1](f"{title} - {name}", body, status, cache="no-store",
+                                    allow=ALLOW, style=HERE / "join.css")
 
 
 def public_url(now):
@@ -204,9 +196,3 @@ def public_url(now):
     for invitation in plugged("invitation"):
         return invitation(now)["url"].replace("//localhost", "//127.0.0.1") + "/"
     return base_url().replace("//localhost", "//127.0.0.1") + "/"
-
-
-@functools.lru_cache(maxsize=1)
-def template():
-    """Read join.html: the HTML escapes all that is filled in."""
-    return bottle.SimpleTemplate((HERE / "join.html").read_text(encoding="utf-8"))

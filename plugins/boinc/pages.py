@@ -11,8 +11,6 @@ import heapq
 import re
 import time
 from collections import Counter
-from dataclasses import dataclass
-from pathlib import Path
 
 import bottle
 from peewee import JOIN
@@ -22,20 +20,15 @@ from minigrid import (IN_PROGRESS, UNSENT, App, AppVersion, ClientError, ErrorMa
 
 from .stats import elements, recent_credit, user_values, xml_answer
 
-HERE = Path(__file__).resolve().parent
 ROWS = 20  # of a list on one page
 OFFSET_MAX = 10_000  # as far as lists can be turned over
 COUNTED = 1000  # tasks of a computer that are counted by state: the last ones sent
 TOP = 100  # volunteers or computers in the lists of those with most credit
 COPIES_MAX = 200  # copies of a workunit that are shown
-NAV = (("Status", "/"), ("Volunteers", "/top_users.php"), ("Computers", "/top_hosts.php"),
-       ("Applications", "/apps.php"), ("Find yours", "/home.php"))
-HEADERS = {
-    "Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-cache",
-    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
-                               "form-action 'self'; frame-ancestors 'none'",
-}
+NAV = (("/top_users.php", "volunteers"), ("/top_hosts.php", "computers"),
+       ("/apps.php", "applications"), ("/home.php", "your account"))
+KINDS = dict.fromkeys(("Credit", "Credit a day, recently", "A day, recently"), "number")
+NUMBER = {"inputmode": "numeric", "pattern": "[0-9]+"}  # of a field of a form
 HOME = re.compile(r"(/home/|/Users/|\b[A-Za-z]:\\Users\\)[^/\\\n]{1,64}(?=[/\\])")
 S, O, V = ServerState, Outcome, ValidateState
 JUDGED = {  # validate_state of a copy that came back -> in a word, and in a sentence
@@ -75,28 +68,6 @@ GIVEN_UP = {
 }
 
 
-@dataclass(frozen=True)
-class Link:
-    """A text that leads somewhere."""
-
-    text: str
-    href: str
-
-
-@dataclass
-class Block:
-    """One part of a page: texts, facts (name, value), a table, messages of a program, links."""
-
-    title: str = ""
-    texts: tuple = ()
-    facts: tuple = ()
-    head: tuple = ()
-    rows: tuple = ()
-    output: str = ""
-    forms: tuple = ()  # (action, parameter, label)
-    links: tuple = ()
-
-
 def routes(app, clock):
     """Add the pages; each is made by one function of the query and the time."""
     pages = {
@@ -115,20 +86,11 @@ def answer(make, clock):
     try:
         if make is show_user and given.get("format") == "xml":
             return xml_answer(user_xml(given, now))
-        title, *blocks = make(given, now)
+        title, *parts = make(given, now)
     except ClientError as error:
         project.counts["refused requests"] += 1
-        title, blocks, status = "Not found", [Block(texts=(f"Sorry: {error}.",))], error.status
-    text = template().render(
-        title=title, blocks=blocks, nav=NAV, project=project.settings.name, as_of=date(now),
-        style=plugged("style")[-1]())
-    return bottle.HTTPResponse(text.encode("utf-8", "replace"), status, headers=HEADERS)
-
-
-@functools.lru_cache(maxsize=1)
-def template():
-    """Read pages.html: the HTML escapes all that is filled in."""
-    return bottle.SimpleTemplate((HERE / "pages.html").read_text(encoding="utf-8"))
+        title, parts, status = "Not found", [dict(texts=(f"Sorry: {error}.",))], error.status
+    return plugged("show_page")[-1](title, parts, now, status, allow={"form-action": "'self'"})
 
 
 # ---- Parameters, rows and words -------------------------------------------------
@@ -155,9 +117,9 @@ def page_of(query, given, address):
     offset = min(whole(given, "offset", 0), OFFSET_MAX)
     rows, links = list(query.limit(ROWS + 1).offset(offset)), []
     if offset:
-        links.append(Link("previous page", f"{address}&offset={max(offset - ROWS, 0)}"))
+        links.append(("previous page", f"{address}&offset={max(offset - ROWS, 0)}"))
     if len(rows) > ROWS and offset + ROWS <= OFFSET_MAX:
-        links.append(Link("next page", f"{address}&offset={offset + ROWS}"))
+        links.append(("next page", f"{address}&offset={offset + ROWS}"))
     return rows[:ROWS], tuple(links)
 
 
@@ -188,12 +150,12 @@ def amount(number):
 
 def user_link(user):
     """Return a link to a volunteer."""
-    return Link(plugged("volunteer_name")[-1](user), f"/show_user.php?userid={user.id}")
+    return plugged("volunteer_name")[-1](user), f"/show_user.php?userid={user.id}"
 
 
 def host_link(host):
     """Return a link to a computer."""
-    return Link(plugged("computer_name")[-1](host), f"/show_host_detail.php?hostid={host.id}")
+    return plugged("computer_name")[-1](host), f"/show_host_detail.php?hostid={host.id}"
 
 
 def standing(server_state, outcome, validate_state):
@@ -241,24 +203,24 @@ def is_told(wu):
 
 def home(given, now):
     """What a volunteer looks for first; no login, so it cannot know who asks."""
-    return "Find your account", Block(texts=(
+    return "Find your account", dict(texts=(
         "All pages here are public, so there is no login: your password is for BOINC Manager only.",
         "The links of this project in BOINC Manager lead straight to your own pages. Or give a "
         "number, or look for your name in the lists above."),
-        forms=(("/show_user.php", "userid", "Number of a volunteer"),
-               ("/show_host_detail.php", "hostid", "Number of a computer"),
-               ("/result.php", "resultid", "Number of a task")))
+        forms=(("/show_user.php", "userid", "Number of a volunteer", NUMBER),
+               ("/show_host_detail.php", "hostid", "Number of a computer", NUMBER),
+               ("/result.php", "resultid", "Number of a task", NUMBER)))
 
 
 def show_user(given, now):
     """Show what is known of a volunteer."""
     user = find(User, whole(given, "userid"), "volunteer")
-    return plugged("volunteer_name")[-1](user), Block(facts=(
+    return plugged("volunteer_name")[-1](user), dict(facts=(
         ("Volunteer", f"number {user.id}"), ("Joined", past(user.create_time, now)),
         ("Credit", amount(user.total_credit)),
         ("Credit a day, recently", amount(recent_credit(user, now))),
-        ("Computers", Link("list of computers", f"/hosts_user.php?userid={user.id}")),
-        ("Tasks", Link("list of tasks", f"/results.php?userid={user.id}"))))
+        ("Computers", ("list of computers", f"/hosts_user.php?userid={user.id}")),
+        ("Tasks", ("list of tasks", f"/results.php?userid={user.id}"))))
 
 
 def user_xml(given, now):
@@ -277,10 +239,11 @@ def hosts_user(given, now):
         Host.rpc_time.desc(), Host.id.desc()), given, f"/hosts_user.php?userid={user.id}")
     rows = [(host_link(host), processor(host), system(host), amount(host.total_credit),
              amount(recent_credit(host, now)), plugged("ago")[-1](now - host.rpc_time),
-             Link("tasks", f"/results.php?hostid={host.id}")) for host in hosts]
-    return f"Computers of {plugged('volunteer_name')[-1](user)}", Block(
-        texts=() if rows else ("None yet.",), rows=rows, links=(user_link(user), *links),
-        head=("Computer", "Processor", "System", "Credit", "A day, recently", "Last contact", ""))
+             ("tasks", f"/results.php?hostid={host.id}")) for host in hosts]
+    return f"Computers of {plugged('volunteer_name')[-1](user)}", dict(
+        texts=() if rows else ("None yet.",), rows=rows, kinds=KINDS,
+        links=(user_link(user), *links), head=(
+            "Computer", "Processor", "System", "Credit", "A day, recently", "Last contact", ""))
 
 
 def processor(host):
@@ -314,11 +277,10 @@ def show_host(given, now):
          else host.client_version),
         ("From sending to report", host.avg_turnaround and span(host.avg_turnaround)),
         ("Got no work last time", host.why_no_work))
-    return plugged("computer_name")[-1](host), Block(
-        facts=tuple(fact for fact in facts if fact[1])), Block(
-        f"Tasks in the store ({last})", facts=tuple(states.most_common()),
+    return plugged("computer_name")[-1](host), dict(facts=facts), dict(
+        title=f"Tasks in the store ({last})", facts=tuple(states.most_common()),
         texts=() if states else ("None.",),
-        links=(Link("list of tasks", f"/results.php?hostid={host.id}"),))
+        links=(("list of tasks", f"/results.php?hostid={host.id}"),))
 
 
 def top_users(given, now):
@@ -335,17 +297,16 @@ def top_hosts(given, now):
 
 
 def top_list(model, given, now, head, cells):
-    """Return the block of those with most credit, recently or altogether."""
+    """Return the part of those with most credit, recently or altogether."""
     kind = "total_credit" if given.get("sort_by") == "total_credit" else "expavg_credit"
     order = top(model, kind, now // 60, project.write)
     rows_by_id = {row.id: row for row in model.select().where(model.id.in_(order))}
     rows = [(n, *cells(row), amount(recent_credit(row, now)), amount(row.total_credit))
             for n, row in enumerate((rows_by_id[i] for i in order if i in rows_by_id), 1)]
     path = "/top_users.php" if model is User else "/top_hosts.php"
-    return Block(rows=rows, head=("", *head, "Credit a day, recently", "Credit"),
-                 texts=() if rows else ("None has credit yet.",),
-                 links=(Link("by recent credit", path),
-                        Link("by all credit", f"{path}?sort_by=total_credit")))
+    return dict(rows=rows, head=("", *head, "Credit a day, recently", "Credit"), kinds=KINDS,
+                texts=() if rows else ("None has credit yet.",), links=(
+                    ("by recent credit", path), ("by all credit", f"{path}?sort_by=total_credit")))
 
 
 @functools.lru_cache(maxsize=8)
@@ -379,13 +340,13 @@ def results(given, now):
         .join(App).switch(Result).join(AppVersion, JOIN.LEFT_OUTER).where(where)
         .order_by(Result.id.desc()), given, address)
     told = plugged("told")[-1]([r.workunit for r in rows])
-    return f"Tasks of {whose.text}", Block(
-        texts=() if rows else ("None in the store.",), links=(whose, *links),
+    return f"Tasks of {whose[0]}", dict(
+        texts=() if rows else ("None in the store.",), kinds=KINDS, links=(whose, *links),
         head=("Task", "Workunit", "Computer", "Sent (UTC)", "Reported (UTC)", "State", "Run time",
               "CPU time", "Credit", "Application"),
-        rows=[(Link(r.name, f"/result.php?resultid={r.id}"),
-               Link(r.workunit_id, f"/workunit.php?wuid={r.workunit_id}"),
-               Link(r.host_id, f"/show_host_detail.php?hostid={r.host_id}"),
+        rows=[((r.name, f"/result.php?resultid={r.id}"),
+               (r.workunit_id, f"/workunit.php?wuid={r.workunit_id}"),
+               (r.host_id, f"/show_host_detail.php?hostid={r.host_id}"),
                *progress(r, r.workunit_id in told), program_of(r)) for r in rows])
 
 
@@ -409,7 +370,7 @@ def show_result(given, now):
     if r.host and not told:
         who = (("Computer", "told when its workunit is decided and no copy is out"),)
     facts = (
-        ("Workunit", Link(wu.name, f"/workunit.php?wuid={wu.id}")), *who,
+        ("Workunit", (wu.name, f"/workunit.php?wuid={wu.id}")), *who,
         ("Application", program_of(r) or r.app.name), ("Made", date(r.create_time) if told else ""),
         ("Sent", date(r.sent_time)), ("Deadline", date(r.report_deadline)),
         ("Reported", date(r.received_time)), ("State", f"{state[0]}: {state[1]}"),
@@ -417,10 +378,10 @@ def show_result(given, now):
         ("CPU time", span(r.cpu_time) if r.received_time else ""),
         ("Credit", amount(r.granted_credit) if r.server_state == S.OVER and told else ""),
         ("Why this credit", plugged("credit_sentence")[-1](r, wu) if told else ""))
-    blocks = [Block(facts=tuple(fact for fact in facts if fact[1]))]
+    parts = [dict(facts=facts)]
     if r.stderr_out and (r.outcome == O.CLIENT_ERROR or told and r.outcome == O.VALIDATE_ERROR):
-        blocks.append(Block("What the program said", output=harmless(r.stderr_out, r.host)))
-    return (f"Task {r.name}", *blocks)
+        parts.append(dict(title="What the program said", output=harmless(r.stderr_out, r.host)))
+    return (f"Task {r.name}", *parts)
 
 
 def harmless(text, host):
@@ -446,17 +407,17 @@ def show_workunit(given, now):
         "done: enough copies agree" if canonical else "not decided yet, or copies are still out"
     facts = (
         ("Application", wu.app.name), ("Made", past(wu.create_time, now)), ("State", state),
-        ("Answer taken from", canonical and Link(
+        ("Answer taken from", canonical and (
             canonical.name, f"/result.php?resultid={canonical.id}")),
         ("Copies that must agree", wu.min_quorum if told else ""),
         ("Credit for each valid copy", amount(wu.canonical_credit) if told else ""))
-    return f"Workunit {wu.name}", Block(facts=tuple(fact for fact in facts if fact[1])), Block(
-        "Copies", texts=() if told else (
+    return f"Workunit {wu.name}", dict(facts=facts), dict(
+        title="Copies", kinds=KINDS, texts=() if told else (
             "Whose they are, and what was found, is told when the workunit is decided and no copy "
             "is out, so that nobody can arrange it.",),
         head=("Task", "Volunteer", "Computer", "Sent (UTC)", "Reported (UTC)", "State",
               "Run time", "CPU time", "Credit", "Application"),
-        rows=[(Link(r.name, f"/result.php?resultid={r.id}"),
+        rows=[((r.name, f"/result.php?resultid={r.id}"),
                user_link(r.host.user) if told and r.host_id else "",
                host_link(r.host) if told and r.host_id else "", *progress(r, told),
                program_of(r)) for r in copies])
@@ -464,15 +425,15 @@ def show_workunit(given, now):
 
 def show_apps(given, now):
     """List the applications with their versions, and how much of them waits."""
-    blocks = []
+    parts = []
     for app in App.select().order_by(App.name):
         served = apps.get(app.name)
         versions = [(v.platform, v.version_num, v.plan_class, moment(v.create_time))
                     for v in (served.versions if served else ())]
         unsent, out = (Result.select().where(condition, Result.app == app).count()
                        for condition in (UNSENT, IN_PROGRESS))
-        blocks.append(Block(
-            app.name, texts=(served.about,) if served else ("Not served now.",),
+        parts.append(dict(
+            title=app.name, texts=(served.about,) if served else ("Not served now.",),
             facts=(("Tasks ready to send", f"{unsent:,}"), ("With volunteers", f"{out:,}")),
             head=("Platform", "Version", "Plan class", "Since (UTC)"), rows=versions))
-    return ("Applications", *(blocks or [Block(texts=("None yet.",))]))
+    return ("Applications", *(parts or [dict(texts=("None yet.",))]))

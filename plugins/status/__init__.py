@@ -4,9 +4,8 @@ The page is filled twice from one report: here, for the first look and for brows
 JavaScript, and by its own script from /status.json. What is said in words is worded here, once.
 """
 
-import base64
 import functools
-import hashlib
+import html
 import itertools
 import os
 import re
@@ -46,7 +45,9 @@ NEEDS = {  # the same -> what the line for a terminal needs besides Python
 }
 SYSTEMS = {"Windows NT": "windows", "Macintosh": "macos", " Linux ": "linux"}  # in User-Agent
 SCHEDULER_BYTES_MAX = 200  # BOINC's client cuts the lines of this page at 255 bytes [WIRE 4]
-PAGES = {"/nodes": "all computers", "/trust": "who is trusted", "/why": "why?"}  # of other plugins
+REFRESH = '<noscript><meta http-equiv="refresh" content="5"></noscript>\n'
+ALLOW = {"img-src": "'self' data:", "connect-src": "'self'", "form-action": "'self'",
+         "frame-ancestors": "*"}  # a wall of screens may show it in a frame
 COUNTS = ("made", "open", "unsent", "in_progress", "to_validate", "to_assimilate", "done", "failed",
           "valid", "invalid", "errors", "no_reply", "too_late")
 
@@ -325,12 +326,9 @@ def routes(app, clock):
     @app.get("/")
     def _():
         now = clock()
-        for name, value in headers().items():
-            bottle.response.set_header(name, value)
         system = system_of(bottle.request.environ.get("HTTP_USER_AGENT", ""))
-        known = {route.rule for route in app.routes}  # Plugins may have been left out.
-        pages = {path: text for path, text in PAGES.items() if path in known}
-        return page({**status(now), **invitation(now), "system": system, "pages": pages})
+        return page({**status(now), **invitation(now), "system": system,
+                     "pages": dict(sum(plugged("NAV"), ()))})
 
     @app.get("/results/<name>")
     def _(name):
@@ -450,36 +448,17 @@ def network(port, minute):
     return [url for addresses in plugged("addresses") for url in addresses(port)]
 
 
-@functools.lru_cache(maxsize=1)
-def template():
-    """Read page.html: the HTML escapes all that is filled in."""
-    return bottle.SimpleTemplate((HERE / "page.html").read_text(encoding="utf-8"))
-
-
 def page(report):
-    """Return the page with a report filled in, as bytes."""
+    """Return the page with a report filled in."""
     nothing = {**dict.fromkeys(COUNTS, 0), **dict.fromkeys(("name", "about", "note"), "")}
     nobody = {**dict.fromkeys(("id", "userid", "volunteer", "name", "system", "processors",
                                "in_progress", "contact", "why_no_work", "active"), ""), "credit": 0}
-    return template().render(s=report, nothing=nothing, nobody=nobody, quote=urllib.parse.quote,
-                             utc=lambda t: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t)),
-                             ).encode("utf-8", "replace")
-
-
-def style():
-    """Return the style sheet of the page, so that other pages look the same."""
-    return re.search(r"<style>(.*?)</style>", template().source, re.S).group(1)
-
-
-@functools.lru_cache(maxsize=1)
-def headers():
-    """Return the headers of the page: no script runs in it but its own, whatever slips in."""
-    script = re.search(r"<script>(.*?)</script>", template().source, re.S).group(1)
-    known = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return {
-        "Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-cache",
-        "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-        "Content-Security-Policy": f"default-src 'none'; script-src 'sha256-{known}'; "
-                                   f"style-src 'unsafe-inline'; img-src 'self' data:; "
-                                   f"connect-src 'self'; base-uri 'none'; form-action 'self'",
-    }
+    body = plugged("fill_in")[-1](
+        HERE / "page.html", s=report, nothing=nothing, nobody=nobody, quote=urllib.parse.quote,
+        utc=lambda t: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t)))
+    head = "".join(f'<link rel="{kind}_scheduler" href="{html.escape(url)}">\n' for kind, known in (
+        ("boinc", report["boinc"] or {}), ("minigrid", report))
+                   for url in known.get("schedulers", ()))
+    head += REFRESH
+    return plugged("html_page")[-1](report["name"], body, head=head, style=HERE / "page.css",
+                                    script=HERE / "page.js", allow=ALLOW)

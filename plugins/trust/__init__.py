@@ -11,6 +11,7 @@ from . import blacklist, orders, pages, spots, suspects
 
 TABLES = blacklist.TABLES + spots.TABLES + suspects.TABLES
 STAGES = (spots.let_go,)
+NAV = (("/trust", "who is trusted"),)
 CONSTANTS = {"black_list": blacklist.check_mode, "spot_checks": blacklist.check_rate}
 commands = orders.commands
 refused, barred, withhold = spots.refused, spots.barred, spots.withhold

@@ -4,25 +4,18 @@ Public, as all pages are: numbers of computers and the names that their owners g
 address, a key or the real name of a BOINC client's computer.
 """
 
-import functools
 import json
-from pathlib import Path
+import re
 
 import bottle
 
-from minigrid import App, Host, plugged, project
+from minigrid import App, Host, plugged
 
 from . import blacklist, spots, suspects
 
-HERE = Path(__file__).resolve().parent
 ROWS = 200  # of one table
 GROUP_SHOWN = 30  # computers of one group of suspects
-HEADERS = {
-    "Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-cache",
-    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
-                               "form-action 'none'; frame-ancestors 'none'",
-}
+KINDS = dict.fromkeys(("Since", "Until", "Ended"), "when")
 LEVELS = {blacklist.NO_WORK: "no work", blacklist.REFUSED: "refused"}
 INDEPENDENT = "Independent errors are assumed: against computers that lie together only their " \
               "own pattern helps, see the suspects."
@@ -34,10 +27,12 @@ def routes(app, clock):
 
     @app.get("/trust")
     def _():
-        text = template().render(
-            sections=sections(now := clock()), project=project.settings.name,
-            as_of=blacklist.date(now), style=plugged("style")[-1]())
-        return bottle.HTTPResponse(text.encode("utf-8", "replace"), 200, headers=HEADERS)
+        now = clock()
+        parts = [dict(title=section["title"], texts=filter(None, [section["text"]]),
+                      head=section["columns"], rows=map(with_link, section["rows"]), kinds=KINDS)
+                 for section in sections(now)]
+        return plugged("show_page")[-1]("Whom this project believes", parts, now,
+                                        json="/trust.json")
 
     @app.get("/trust.json")
     def _():
@@ -45,10 +40,10 @@ def routes(app, clock):
         return {"server_time": (now := clock()), "sections": sections(now), **figures(now)}
 
 
-@functools.lru_cache(maxsize=1)
-def template():
-    """Read trust.html: the HTML escapes all that is filled in."""
-    return bottle.SimpleTemplate((HERE / "trust.html").read_text(encoding="utf-8"))
+def with_link(row):
+    """Return a row, its first cell a link to what happened to the computer, if it is one's."""
+    number = re.search(r"computer ([0-9]+)\)?$", row[0])
+    return [(row[0], f"/why/computer-{number[1]}") if number else row[0], *row[1:]]
 
 
 def sections(now):
@@ -164,7 +159,8 @@ def applications(names, now):
         if blacklist.is_doubtful(all_):
             doubts.append(f" {name} is in doubt: {all_.losers} of {all_.hosts} computers have "
                           f"given answers that others did not confirm. Does the application use "
-                          f"the time or randomness of its own? Votes make no entries meanwhile.")
+                          f"the time or randomness of its own? Meanwhile an entry by votes takes "
+                          f"ten wrong answers in a row.")
     return dict(
         title="How often answers are wrong",
         text="Counted where an answer was compared, by computers in good standing; what is a month "

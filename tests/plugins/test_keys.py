@@ -44,26 +44,12 @@ def workunit(i):
     return {"input": i} if i < 3 else None
 '''
 PLATFORM = "x86_64-pc-linux-gnu"
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch):
-    """Rules are tested, not the disk."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory):
-    """Both pairs, made once to be copied: drawing one takes longer than most tests."""
-    folder = tmp_path_factory.mktemp("made") / "keys"
-    for scheme in keys.SCHEMES:
-        keys.open_keys(folder, scheme)
-    return folder
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture
-def folder(made, tmp_path):
-    return Path(shutil.copytree(made, tmp_path / "data" / "keys"))
+def folder(made_keys, tmp_path):
+    return Path(shutil.copytree(made_keys, tmp_path / "data" / "keys"))
 
 
 def names(folder):
@@ -171,14 +157,14 @@ PLACES = {  # id: (files of the other kind that are there, made at a start?, mad
 
 @pytest.mark.parametrize("scheme", keys.SCHEMES, ids=("strong", "boinc"))
 @pytest.mark.parametrize("case", PLACES)
-def test_a_missing_pair_is_made_only_where_a_private_key_may_lie(made, tmp_path, case, scheme):
+def test_a_missing_pair_is_made_only_where_a_private_key_may_lie(made_keys, tmp_path, case, scheme):
     there, at_start, by_sign = PLACES[case]
     other = BOINC if scheme == STRONG else STRONG
     for first, wanted in ((True, at_start), (False, by_sign)):
         folder = tmp_path / f"keys {first}"
         folder.mkdir()
         for half in there:
-            shutil.copy(made / getattr(other, half), folder)
+            shutil.copy(made_keys / getattr(other, half), folder)
         keys.make_missing(folder, scheme, first)
         assert keys.has_pair(folder, scheme) == wanted
         before = {p.name: p.read_bytes() for p in folder.iterdir()}
@@ -439,7 +425,7 @@ def test_a_project_of_before_with_its_private_key_here_gets_the_pair_at_the_next
         (folder / name).write_bytes(content)
 
 
-def test_the_plugin_does_without_boinc(tmp_path, made, monkeypatch, call):
+def test_the_plugin_does_without_boinc(tmp_path, made_keys, monkeypatch, call):
     monkeypatch.setattr(m, "plugins", [p for p in m.plugins if not p.__name__.endswith("boinc")])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "echo.py").write_text(ECHO)

@@ -25,6 +25,7 @@ SPEC = importlib.util.spec_from_file_location("keys_under_test", PATH)
 keys = sys.modules[SPEC.name] = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(keys)
 open_keys, read_key = keys.open_boinc_keys, keys.BOINC.read
+pytestmark = pytest.mark.usefixtures("no_fsync")  # The order of writes is tested, not the disk.
 posix = pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
 
 # What a real client 7.20.5 accepted: it replaced the first key by the second, and ran a file.
@@ -62,24 +63,9 @@ ef0defcca3ff73048ddcb05ddfd96468062fe8c13bbe0b98a53355b2c070c3ff
 A, B = (hashlib.md5(text).hexdigest() for text in (b"a", b"b"))
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch):
-    """The order of writes is tested, not the disk."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory):
-    """The files of keys made once, to be copied: most tests need some, not their own."""
-    folder = tmp_path_factory.mktemp("made") / "keys"
-    open_keys(folder)
-    keys.open_keys(folder, keys.STRONG)
-    return folder
-
-
 @pytest.fixture
-def folder(made, tmp_path):
-    return Path(shutil.copytree(made, tmp_path / "data" / "keys"))
+def folder(made_keys, tmp_path):
+    return Path(shutil.copytree(made_keys, tmp_path / "data" / "keys"))
 
 
 @pytest.fixture
@@ -179,9 +165,9 @@ def test_any_text_is_unknown_or_no_key_at_all(shared, text):
 
 
 @pytest.fixture(scope="module")
-def shared(made):
+def shared(made_keys):
     """Keys that no test changes."""
-    return open_keys(made)
+    return open_keys(made_keys)
 
 
 # ---- Files -------------------------------------------------------------------
@@ -304,11 +290,11 @@ def test_a_server_without_the_private_key_uses_what_was_signed_elsewhere(folder)
         server.change()
 
 
-def test_signatures_copied_in_are_taken_without_a_restart(folder, made, tmp_path):
+def test_signatures_copied_in_are_taken_without_a_restart(folder, made_keys, tmp_path):
     public_only(folder)
     server = open_keys(folder)
     assert server.signature(A) is None
-    signer = open_keys(made, signatures=tmp_path)
+    signer = open_keys(made_keys, signatures=tmp_path)
     text = signer.signature(A, "a.py")
     shutil.copy(tmp_path / "signatures", folder / "signatures")
     assert server.signature(A) == text
@@ -576,15 +562,15 @@ def until_it_survives(crashes, act, check):
     raise AssertionError("it never ends")
 
 
-def test_a_crash_at_any_step_of_a_change_strands_no_client(made, tmp_path, crashes):
+def test_a_crash_at_any_step_of_a_change_strands_no_client(made_keys, tmp_path, crashes):
     held, folder = [], tmp_path / "keys"
-    public = open_keys(made).public
+    public = open_keys(made_keys).public
 
     def act():
         crash = crashes.copy()
         crashes.clear()
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(made, folder)
+        shutil.copytree(made_keys, folder)
         opened = open_keys(folder)
         opened.signature(A, "a.py")
         crashes[:] = crash
