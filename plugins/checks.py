@@ -10,6 +10,7 @@ Every wrong answer, whoever found it out, is kept for later study [S3-28]: in
 data/wrong/APPLICATION.wrong.jsonl, which no address leads to.
 """
 
+import codecs
 import contextlib
 import os
 
@@ -82,7 +83,10 @@ def judge_none(wu, results, application):
 
 
 def judge_check(wu, results, application):
-    """Let the application say which answers are right [S3-27]."""
+    """Let the application say which answers are right [S3-27].
+
+    Raises OSError if it cannot say so now: the workunit waits, and nobody computes it again.
+    """
     verdict, answers = read_answers(wu, results, application)
     right = set()
     for rid, answer in answers.items():
@@ -91,23 +95,9 @@ def judge_check(wu, results, application):
             said = application.hooks["check"](application.hooks["read_input"](content), answer)
         except ValueError:  # An answer that no check was written for is none.
             continue
-        except OSError:
-            verdict.unsure.add(rid)
-            continue
-        if told_plainly(application, "check", said):
+        if said:
             right.add(rid)
     return settle(wu, results, answers, right, verdict)
-
-
-def told_plainly(application, name, said):
-    """Return what a hook said as True or False. Raises PluginError.
-
-    A forgotten `return` is no verdict: it would put honest hosts on the black list.
-    """
-    if type(said).__name__ not in ("bool", "bool_"):  # the latter is numpy's
-        raise PluginError(f"{application.path}: {name}() must return True or False; "
-                          f"found {said!r:.80}")
-    return bool(said)
 
 
 VALIDATION = {"none": judge_none, "check": judge_check}
@@ -120,6 +110,7 @@ def around_judge(judge):
         right_answer = known(wu.number) if known and wu.number is not None else None
         if right_answer is None:
             return judge(wu, results, application)
+        check_known(application, wu.number, right_answer)
         verdict, answers = read_answers(wu, results, application)
         right = set()
         for rid, answer in answers.items():
@@ -128,6 +119,21 @@ def around_judge(judge):
         verdict.known = True
         return settle(wu, results, answers, right, verdict)
     return judged
+
+
+def check_known(application, number, right_answer):
+    """Refuse a known answer that is none, such as NaN or a generator. Raises PluginError.
+
+    It would differ from whatever comes, and put honest hosts on the black list.
+    """
+    try:
+        fits = plugged("agree")[-1](application, right_answer, right_answer)
+    except (TypeError, RecursionError):
+        fits = False
+    if fits is False:
+        raise PluginError(f"{application.path}: known({number}) must return an answer as compare() "
+                          f"gets it, or None; found {right_answer!r:.80}, which compares to "
+                          f"nothing, not even to itself")
 
 
 def at_verdict(wu, judged, verdict, hosts, now):
@@ -173,7 +179,7 @@ def at_commit(done, now):
                 time=now, workunit=wu.name, number=wu.number, result=r.name, host=r.host_id,
                 user=r.user_id, validation=application.policies["validation"], rule=rule,
                 why=why[rid], **begin_of(r, min(OUTPUT_BYTES, room)))
-            room -= len(record["output"])
+            room -= len(canonical_json(record["output"]))  # six times as long, if it is odd
             lines.setdefault(application.name, []).append(canonical_json(record) + "\n")
     for name, records in lines.items():
         try:
@@ -189,8 +195,9 @@ def begin_of(r, nbytes):
             content, size = file.read(max(nbytes, 0)), os.fstat(file.fileno()).st_size
     except OSError as error:
         return dict(output="", nbytes=None, note=f"not read: {error.strerror}")
-    try:
-        return dict(output=content.decode(), nbytes=size)
+    try:  # It may be cut within a character.
+        text = codecs.getincrementaldecoder("utf-8")().decode(content, size == len(content))
+        return dict(output=text, nbytes=size)
     except UnicodeDecodeError:
         return dict(output=content.hex(), nbytes=size, note="in hexadecimal digits")
 

@@ -10,6 +10,7 @@ import dataclasses
 import importlib.util
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -33,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 DISAGREE = """
 The copies disagree. Does {what} use the time, the process, or randomness of its own?{seeded} Or let
 compare() forgive small differences."""
+TROUBLES_SHOWN = 3  # at a time; the first page has them all
 SEEDED = " The module\nrandom is seeded alike for all copies."
 
 
@@ -179,8 +181,9 @@ def serve(options):
     settings = settings_of(options)
     with stop_signal() as stop, running(settings, app_paths(settings.apps)) as url:
         say(f"minigrid serves {len(apps)} applications: {', '.join(apps) or 'none yet'}")
-        for _, fault in project.errors:
-            say(f"  left out: {fault}")
+        told = list(project.errors)
+        for _, fault in told:
+            say(f"trouble: {fault}")
         urls = [url] + (addresses(url.rpartition(":")[2])
                         if settings.host in ("0.0.0.0", "::") else [])
         for named in plugged("all_addresses"):  # What the owner has named is best.
@@ -195,10 +198,24 @@ def serve(options):
         say("\nStop with Ctrl-C; the next start goes on.\n")
         line = Line()
         while not stop.wait(2):
+            told = show_troubles(line, told)
             line.show(counts_line())
         line.end()
         say("stopping ...")
     return 0
+
+
+def show_troubles(line, told):
+    """Print what went wrong and was not told yet; return what has been told."""
+    known = list(project.errors)
+    news = [text for at, text in known if (at, text) not in told]
+    if news:
+        line.end()
+    for text in news[:TROUBLES_SHOWN]:
+        say(f"trouble: {text}")
+    if len(news) > TROUBLES_SHOWN:
+        say(f"trouble: {len(news) - TROUBLES_SHOWN} more, see the first page")
+    return known
 
 
 def counts_line():
@@ -403,11 +420,10 @@ def try_in(options, path):
         raise PluginError(f"{path}: workunit({options.number}) gave something else the second "
                           f"time; it must be the same for the same number")
     wu = project.write(lambda: minigrid.add_work(application, options.number, given, now))
-    names, n_hosts = [], 0
+    n_hosts = 0
     while wu.assimilate_state < 2 and n_hosts < wu.max_total_results + 2:
         n_hosts += 1
-        names.append(one_volunteer(application, n_hosts, now))
-        now = three_passes(now)
+        now = three_passes(one_volunteer(application, n_hosts, now))
         wu = Workunit.get_or_none(id=wu.id)
         if wu is None or project.errors:
             break
@@ -439,7 +455,7 @@ def three_passes(now):
 
 
 def one_volunteer(application, n, now):
-    """Let one more volunteer fetch, compute and report a copy; return its name."""
+    """Let one more volunteer fetch, compute and report a copy; return the time when it is done."""
     (register,) = plugged("register")
     user = project.write(lambda: register(now, f"volunteer {n}"))
     asked = Request(user.authenticator, host_cpid=str(n), work_req_seconds=1,
@@ -469,8 +485,9 @@ def one_volunteer(application, n, now):
     minigrid.store_file("upload", job.output["name"], output)
     report = Report(job.name, client_state=5, elapsed_time=seconds, stderr_out=stderr)
     told = Request(user.authenticator, hostid=reply.hostid, rpc_seqno=1, reports=[report])
+    now += math.ceil(seconds)  # Nobody is believed to have computed for longer than he had it.
     show_rules(lambda: project.write(lambda: minigrid.schedule(told, now)))
-    return job.name
+    return now
 
 
 def what_computes(application, which=""):

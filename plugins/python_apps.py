@@ -224,6 +224,12 @@ def start_program(platform):
 
 # ---- Calling hooks -----------------------------------------------------------
 
+OF_OUTPUTS = ("check_set", "parse", "compare", "check", "same")  # get what strangers have sent
+PLAIN = ("check", "same")  # a forgotten `return` would put honest hosts on the black list
+MISTAKES = (NameError, ImportError, MemoryError, OSError)  # no output's fault, TimeoutError neither
+DOUBT_SECONDS = 600  # until a hook that never worked may show that it does, with other outputs
+hooks_at_work, hooks_in_doubt = set(), set()  # who returned since it was loaded, who only raised
+
 
 def wrap(path, hooks, takes, returns):
     """Return the hooks as the core calls them: bytes in, bytes out, bounded, errors explained."""
@@ -341,15 +347,41 @@ def call(path, name, hook, *args):
     """Call a hook of an application.
 
     Lets ValueError and OSError of those through that look at outputs: they have a meaning.
-    Raises PluginError with file, hook and line for all else.
+    Raises PluginError with file, hook and line for all else; but outputs come from strangers. What
+    a hook cannot take that has taken others is the output's fault, and a ValueError: nobody is to
+    stop an application by sending it a word where it wants a number.
     """
-    meant = (ValueError, OSError) if name in ("parse", "compare", "check", "same") else ()
+    meant = (ValueError, OSError) if name in OF_OUTPUTS[1:] else ()
     try:
-        return bounded(hook, *args)
+        value = bounded(hook, *args)
+        if name in PLAIN and type(value).__name__ not in ("bool", "bool_"):  # or numpy's
+            raise PluginError(f"must return True or False; found {value!r:.80}")
     except Exception as error:
         if isinstance(error, meant) and not isinstance(error, TimeoutError):
             raise
-        raise PluginError(f"{path}: {name}() failed: {where_raised(error, path)}") from error
+        told = f"{path}: {name}() " + (str(error) if isinstance(error, PluginError) else
+                                       f"failed: {where_raised(error, path)}")
+        fault = PluginError(told)
+        if name in OF_OUTPUTS and not isinstance(error, MISTAKES):
+            if hook in hooks_at_work:
+                fault = ValueError(told)
+            else:  # It is not known yet whose fault it is.
+                fault.seconds = DOUBT_SECONDS
+                hooks_in_doubt.add(hook)
+        raise fault from error
+    if name in OF_OUTPUTS:
+        hooks_at_work.add(hook)
+        if hook in hooks_in_doubt:
+            hooks_in_doubt.remove(hook)
+            try_again(path)
+    return value
+
+
+def try_again(path):
+    """Let all that an application was put off for be tried again: a hook of it works after all."""
+    names = {a.name for a in minigrid.apps.values() if a.path == path}
+    for key in [key for key in list(minigrid.project.put_off) if key[0] in names]:
+        minigrid.project.put_off.pop(key, None)
 
 
 def where_raised(error, path):

@@ -4,6 +4,8 @@ A policy looks and compares; it changes nothing. It returns a Verdict, and the c
 rules that follow. An application chooses its policy by `validation = "quorum"`, the default.
 """
 
+import contextlib
+
 from minigrid import Verdict, candidates, file_path, output_files
 
 
@@ -86,8 +88,7 @@ def find_consensus(wu, application, answers, verdict):
     """
     check_set = application.hooks["check_set"]
     if check_set:  # Replaces the vote [S2-21 S2-22].
-        order = sorted(answers)
-        index = check_set([answers[rid] for rid in order])
+        order, index = choose(check_set, answers, wu.min_quorum, verdict)
         if isinstance(index, tuple):
             index, verdict.credit = index
         groups = {} if index is None else {order[index]: order}
@@ -114,6 +115,28 @@ def find_consensus(wu, application, answers, verdict):
         verdict.canonical, verdict.matching = best[0], found[best[0]]
         if size == 1 and (not check_set or len(answers) == 1):  # Its word is all there is [S3-42].
             verdict.unchecked = {best[0]}
+
+
+def choose(check_set, answers, min_quorum, verdict):
+    """Return the ids of answers in order, and what check_set() said of them.
+
+    If it cannot take them all, but all but one, that one is as good as unreadable, and taken out.
+    Else, or if too few are left, one more copy may help.
+    """
+    order = sorted(answers)
+    with contextlib.suppress(ValueError):
+        return order, check_set([answers[rid] for rid in order])
+    found = []
+    for spoilt in order if len(order) > 1 else ():
+        rest = [rid for rid in order if rid != spoilt]
+        with contextlib.suppress(ValueError):
+            found.append((spoilt, rest, check_set([answers[rid] for rid in rest])))
+    if len(found) != 1:
+        return order, None
+    (spoilt, rest, index), = found
+    verdict.unreadable.add(spoilt)
+    del answers[spoilt]
+    return rest, index if len(rest) >= min_quorum else None
 
 
 VALIDATION = {"quorum": judge}

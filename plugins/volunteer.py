@@ -5532,7 +5532,8 @@ class Client:
             if text:
                 self._say(job.project, "%s: %s" % (job.name, text))
         else:
-            take_outcome(job.project, False, self.now, self.rng)
+            if job.command_line != "--invert":  # Else it is another's output that is no good.
+                take_outcome(job.project, False, self.now, self.rng)
             self._warn(job.project, "%s: failed after %s: %s"
                        % (job.name, duration(job.elapsed_time), plain(text)))
 

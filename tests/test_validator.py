@@ -110,6 +110,27 @@ def test_check_set_replaces_the_vote(case, grid):
     assert (verdict.canonical, verdict.matching) == (canonical, set(matching))
 
 
+SPOILT_SETS = {  # id: (outputs, what check_set cannot take, canonical, unreadable)
+    "one is left out": ([5, 7, 6], [7], 1, {2}),
+    "too few are left": ([5, 7], [7], 0, {2}),
+    "nobody knows which": ([5, 7, 7], [7], 0, {}),
+    "none can be taken": ([7, 7], [7], 0, {}),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT_SETS)
+def test_an_answer_that_check_set_cannot_take(case, grid):
+    outputs, refused, canonical, unreadable = SPOILT_SETS[case]
+
+    def check_set(answers):
+        if set(answers) & set(refused):
+            raise ValueError("no")
+        return 0
+
+    verdict = judge(outputs, wu(), check_set=check_set)
+    assert (verdict.canonical, verdict.unreadable) == (canonical, set(unreadable))
+
+
 def test_who_votes():
     """C19, V17: what is INVALID, NO_CHECK or TOO_LATE does not; stragglers exclude the VALID."""
     results = [success(state) for state in V] + [sent(), error()]

@@ -16,6 +16,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import types
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -415,6 +416,28 @@ def test_the_server_says_how_to_join(stopped):
     assert re.search(r"(?m)^on Windows:\n  py -c .* http://\S+$", out)
 
 
+def test_the_server_tells_of_troubles_where_it_was_started(stopped):
+    """Each once: who watches the terminal must not have to look elsewhere."""
+    source = (stopped / "apps" / "slow.py").read_text()
+    (stopped / "apps" / "odd.py").write_text(source.replace("i < 5", "i < 5 or nonsense"))
+    with started("serve", "--data", stopped / "data", "--port", "0", "--host", "127.0.0.1",
+                 "--apps", stopped / "apps", cwd=stopped, until="trouble: ") as (process, trouble):
+        assert re.search(r"odd.py: workunit\(\) failed: NameError: .*\(line \d+\)", trouble)
+        next(line for line in process.stdout if " waiting, " in line)
+        process.terminate()
+        assert "trouble" not in process.stdout.read()
+
+
+def test_troubles_are_told_once_and_not_all_at_a_time(monkeypatch, capsys):
+    (show,), line = m.plugged("show_troubles"), types.SimpleNamespace(end=lambda: None)
+    first, more = (5, "one"), [(5, "two"), (6, "two"), (6, "three"), (7, "four"), (8, "five")]
+    monkeypatch.setattr(m.project, "errors", [first, *more])
+    told = show(line, [first])
+    assert capsys.readouterr().out.splitlines() == [
+        "trouble: two", "trouble: two", "trouble: three", "trouble: 2 more, see the first page"]
+    assert show(line, told) == told and capsys.readouterr().out == ""
+
+
 def test_the_server_says_first_what_its_owner_named(stopped):
     (stopped / "setup.cfg").write_text(
         "[api]\naddresses = https://grid.example http://a.lan:8080\n")
@@ -475,7 +498,7 @@ def test_a_backup_that_is_due_does_not_wait_for_an_hour(stopped):
 def test_an_application_that_is_broken_is_left_out(stopped):
     (stopped / "apps" / "bad.py").write_text("def f(:\n")
     with started("serve", "--data", stopped / "data", "--port", "0", "--apps", stopped / "apps",
-                 cwd=stopped, until="left out") as (process, line):
+                 cwd=stopped, until="trouble: ") as (process, line):
         assert "bad.py: SyntaxError" in line
         process.terminate()
         assert process.wait(PATIENCE) == 0

@@ -349,6 +349,37 @@ def test_whatever_a_hook_raises_is_a_fault_of_the_application(grid, load, what):
     assert app.hooks["workunit"](0) == {"input": b"0"}, "the next hook works"
 
 
+SPOILT = {  # hook -> its body, for an answer that is a number; what it is given
+    "parse(output)": ("return output + 1", [b"1"], [b'"word"']),
+    "compare(a, b)": ("return abs(a - b) < 1", [1, 1], [1, [2]]),
+    "check_set(answers)": ("return answers.index(min(answers))", [[1, 2]], [[1, "word"]]),
+}
+
+
+@pytest.mark.parametrize("hook", SPOILT)
+def test_nobody_stops_an_application_by_nonsense(grid, load, hook):
+    """What a hook raises that has worked with other outputs is the fault of the output."""
+    body, good, bad = SPOILT[hook]
+    app, name = load(f"{GOOD}\n\ndef {hook}:\n    {body}\n"), hook.partition("(")[0]
+    with pytest.raises(m.PluginError, match=rf"{name}\(\) failed: TypeError") as caught:
+        app.hooks[name](*bad)  # Nobody knows yet whose fault it is, so it is asked again soon.
+    assert caught.value.seconds == 600
+    app.hooks[name](*good)
+    with pytest.raises(ValueError, match=rf"{name}\(\) failed: TypeError"):
+        app.hooks[name](*bad)
+
+
+@pytest.mark.parametrize("what", ["NameError()", "ImportError()", "MemoryError()",
+                                  "TimeoutError()"])
+def test_a_mistake_is_one_however_often_the_hook_worked(grid, load, what):
+    app = load(f"{GOOD}\n\ndef compare(a, b):\n"
+               f"    if b == 2:\n        raise {what}\n    return a\n")
+    assert app.hooks["compare"](1, 1) is True
+    with pytest.raises(m.PluginError, match=what[:-2]) as caught:
+        app.hooks["compare"](1, 2)
+    assert not hasattr(caught.value, "seconds")
+
+
 def test_an_infinite_recursion_is_a_fault_of_the_application(grid, load):
     app = load(f"{GOOD}\n\ndef compare(a, b):\n    return compare(b, a)\n")
     with pytest.raises(m.PluginError, match=r"compare\(\) failed: RecursionError.*\(line 13\)"):

@@ -7,6 +7,7 @@ that answers or fails. What the policy does in a month is in test_volunteer_mont
 import json
 import math
 import random
+import types
 
 import pytest
 from volunteer_world import (HIGH, LOW, NOW, C, assignment, converse, drive, ended, limits,
@@ -114,6 +115,18 @@ def test_the_first_bad_batch_is_forgiven_the_next_ones_are_not():
     v.take_outcome(p, True, NOW, LOW)
     v.take_outcome(p, False, NOW, LOW)
     assert p.work_time == 0
+
+
+@pytest.mark.parametrize("command_line, wait", [("", 60), ("--invert", 0)])
+def test_a_check_that_fails_keeps_nobody_from_work(command_line, wait):
+    """[S1-15 S3-31] It is another volunteer's output that is no good; liars must not slow us."""
+    p = project(n_bad_batches=1)
+    client = types.SimpleNamespace(now=NOW, rng=LOW, retries={}, tasks={},
+                                   _drop_files=lambda job: None, _warn=lambda *told: None)
+    job = v.Job("r_0", command_line=command_line)
+    p.adopt(job)
+    v.Client._end(client, job, C.COMPUTE_ERROR, 195, "it failed")
+    assert job.over and p.work_time == (NOW + wait if wait else 0)
 
 
 def test_a_clock_set_back_voids_all_waiting():
