@@ -19,6 +19,7 @@ PYTHON_SHARE = 0.01  # Python operations for each floating-point operation of a 
 UNFIT_DELAY = 3600  # s, for a computer that nothing here runs on
 PACE_GAIN_MAX = 20  # nobody is taken for more times faster than the benchmark says
 ERROR_RATE, ERROR_WEIGHT = 0.1, 0.05  # BOINC's: what a new host is taken for, weight of a result
+TOLD_TO_STOP = 202  # exit status of a task that was ended on our own order: nobody's fault
 GOOD_ENDS = ("valid",)  # rules by which a result ends well for its host's reputation, or badly
 BAD_ENDS = ("invalid", "wrong", "unreadable output", "report error", "report error late",
             "time out")
@@ -142,7 +143,11 @@ def give_work(request, reply, host, versions, n_held, changed, now):
         if reason := withheld(r, host, now):
             reasons[f"{usable[r.app_id][0].application.name}: {reason}"] += 1
             continue
-        offer = best_offer(usable[r.app_id], ncpus, now)
+        fitting, reason = fit_for(wu, usable[r.app_id])
+        if not fitting:
+            reasons[f"{usable[r.app_id][0].application.name}: {reason}"] += 1
+            continue
+        offer = best_offer(fitting, ncpus, now)
         if offer is None:
             quota = usable[r.app_id][0].quota
             reasons[f"{usable[r.app_id][0].application.name}: you have had today's "
@@ -248,6 +253,13 @@ def offers_for(request, host, application, versions, reasons):
     return offers
 
 
+def fit_for(wu, offers):
+    """Return those of a host's offers that can do a workunit, and why one cannot."""
+    why_not = [next(filter(None, (look(wu, offer.version) for look in plugged("cannot_run"))), "")
+               for offer in offers]
+    return [offer for offer, why in zip(offers, why_not) if not why], max(why_not)
+
+
 def best_offer(offers, ncpus, now):
     """Return the fastest version that may be given today; None if there is none.
 
@@ -311,7 +323,7 @@ def learn(quota, r, good):
         quota.et_n += 1
         found = r.elapsed_time / r.workunit.rsc_fpops_est
         quota.et_avg += max(0.1, 1 / quota.et_n) * (found - quota.et_avg)
-    elif r.exit_status != 202:  # aborted on our own order
+    elif r.exit_status != TOLD_TO_STOP:
         quota.max_jobs_per_day = max(1, min(quota.max_jobs_per_day, most) - 1)
 
 
@@ -438,7 +450,8 @@ def at_commit(done, now):
     """Learn how reliable hosts are from the results that ended well or badly."""
     rates = {}
     ends = [(rule.name in BAD_ENDS, row.host_id) for rule, row in done if isinstance(rule, Rule)
-            and rule.name in GOOD_ENDS + BAD_ENDS and row.host_id]
+            and rule.name in GOOD_ENDS + BAD_ENDS and row.host_id
+            and row.exit_status != TOLD_TO_STOP]
     if ends:
         rates = {row.host: row.error_rate for row in Reputation.select().where(
             Reputation.host.in_({host_id for _, host_id in ends}))}

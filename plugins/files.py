@@ -116,6 +116,10 @@ def store_upload(result, name, start, total, stream, nbytes, now, check):
             if there == total:
                 if not check(part_of(path)):
                     return part_of(path).unlink()
+                # Slowly sent, it must not take the place of what was judged meanwhile.
+                if why := unwanted(Result.get_by_id(result.id)):
+                    part_of(path).unlink()
+                    raise ClientError(f"{name} {why}", 403)
                 settle(part_of(path), path)
             return there
         except OSError as error:

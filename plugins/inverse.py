@@ -17,16 +17,16 @@ from types import SimpleNamespace
 
 from peewee import SQL, BigIntegerField, BooleanField, ForeignKeyField, JOIN
 
-from minigrid import (CANCEL, RULES, Record, Result, ValidateState, Verdict, Workunit, apps,
-                      candidates, change, explain, file_entry, file_path, fire, output_files,
-                      plugged, project, put_off, save_all, store_file, transition)
+from minigrid import (CANCEL, CHUNK, CHUNKS_MAX, RULES, ErrorMask, Record, Result, ValidateState,
+                      Verdict, Workunit, apps, candidates, change, explain, file_entry, file_path,
+                      fire, output_files, plugged, project, put_off, save_all, store_file,
+                      transition)
 
 HOOKS = {"invert": ("output", "?", "progress", "checkpoint", "trickle"),
          "same": ("input", "recovered")}
 HEAD = 1 << 31  # the head of the list: more than any application can ask for [S3-30]
 CHECKS_MAX = 4  # of one result; when they leave it in doubt, the workunit is computed again
 OTHER_USER_SECONDS = 3600  # so long a check waits for who has computed nothing of it
-AT_ONCE = 50  # checks begun or looked after in one transaction
 V = ValidateState
 JUDGED = (V.VALID, V.INVALID)
 
@@ -100,8 +100,26 @@ def checks_of(result_id):
                 .order_by(InverseCheck.id))
 
 
+def check_of(question_id):
+    """Return the check that a question belongs to, or None.
+
+    The newest one: the store may give the number of a workunit that is purged to another one.
+    """
+    return (InverseCheck.select().where(InverseCheck.question == question_id)
+            .order_by(InverseCheck.id.desc()).first())
+
+
+def question_of(check):
+    """Return the workunit that asks for a check, None if it is not made yet or purged."""
+    question = check.question and Workunit.get_or_none(id=check.question, number=None)
+    return question if question and check_of(question.id) == check else None
+
+
 def standing(checks, application):
-    """Say what the checks of a result make of it: right, wrong, asked, unasked, in doubt."""
+    """Say what the checks of a result make of it: right, wrong, asked, unasked, in doubt.
+
+    In doubt is also what computers could not compute back from: it may be no answer at all.
+    """
     if any(check.says for check in checks):
         return "right"
     denied = [check for check in checks if check.says is False]
@@ -109,7 +127,10 @@ def standing(checks, application):
         return "wrong"
     if any(check.open and check.says is None for check in checks):
         return "asked"
-    return "unasked" if len(checks) < CHECKS_MAX else "in doubt"
+    in_vain = Workunit.select().where(
+        Workunit.id.in_([check.question for check in checks if check.says is None]),
+        Workunit.error_mask.bin_and(ErrorMask.TOO_MANY_ERROR_RESULTS) != 0).exists()
+    return "in doubt" if in_vain or len(checks) == CHECKS_MAX else "unasked"
 
 
 # ---- The policy --------------------------------------------------------------------
@@ -117,9 +138,8 @@ def standing(checks, application):
 
 def judge(wu, results, application):
     """Believe what another node has confirmed; return a Verdict."""
-    check = wu.number is None and InverseCheck.get_or_none(question=wu.id)
-    if check:
-        return judge_check(wu, results, application, check)
+    if wu.number is None:
+        return judge_check(wu, results, application)
     canonical = next((r for r in results if r.id == wu.canonical_resultid), None)
     verdict, answers = read(wu, results, application, Verdict())
     if canonical:
@@ -157,21 +177,22 @@ def believe(rid, application, answers, verdict):
             (verdict.unsure if match is None else verdict.matching).add(other)
 
 
-def judge_check(wu, results, application, check):
+def judge_check(wu, results, application):
     """Judge the answers to a question: recovered inputs [S3-31 S3-32]."""
+    check = check_of(wu.id)
+    if check is None:
+        return Verdict()  # What was to be checked is purged.
     asking = SimpleNamespace(hooks=dict(  # They are read and compared as inputs are.
-        parse=application.hooks["read_input"],
-        compare=lambda a, b: plugged("told_plainly")[-1](
-            application, "same", application.hooks["same"](a, b))))
+        parse=application.hooks["read_input"], compare=application.hooks["same"]))
     canonical = next((r for r in results if r.id == wu.canonical_resultid), None)
     verdict, answers = read(wu, results, asking, Found(
         says=check.says, backs=check.backs, answer=check.answer))
     if canonical:
         plugged("compare_stragglers")[-1](canonical, asking, answers, verdict)
         return verdict
-    if check.says is None and answers:
+    if answers and check.answer not in answers:  # It has none, or its output was lost since.
         first_answer(wu, check, asking, answers, verdict)
-    if verdict.says is None:
+    if verdict.answer not in answers:
         return verdict  # unreadable, or not readable now
     right = holds(check, verdict, application)
     if right:
@@ -192,10 +213,10 @@ def first_answer(wu, check, asking, answers, verdict):
     if says is None:
         verdict.unsure.add(rid)
         return
-    verdict.says, verdict.answer = says, rid
+    verdict.says, verdict.answer, verdict.backs = says, rid, 0
     for other in checks_of(check.result_id) if not says else ():
         if other.says is False and other.id != check.id and not verdict.backs:
-            base, before = {}, Result.get_or_none(id=other.answer)
+            base, before = {}, Result.get_or_none(id=other.answer, workunit=other.question)
             if before:
                 plugged("read_answer")[-1](before, asking, base, Verdict())
             if base and agree(asking, base[other.answer], answers[rid]):
@@ -235,26 +256,32 @@ def at_verdict(wu, judged, verdict, hosts, now):
             InverseCheck.create(create_time=now, workunit=wu.id, result=rid)
             explain(wu, f"another computer is asked to recover the input from the output of copy "
                         f"{rid}: check {len(checks) + 1} of at most {CHECKS_MAX}")
+    if judged or verdict.late:
+        InverseCheck.update(wake=now).where(InverseCheck.workunit == wu.id, OPEN).execute()
     for r in judged:
         said = [check.says for check in checks_of(r.id) if check.says is not None]
-        explain(r, f"{sum(said)} of {len(said)} checks recovered the input of the workunit from it")
-        InverseCheck.update(wake=now).where(
-            InverseCheck.result == r.id, OPEN).execute()
+        if said:
+            explain(r, f"{sum(said)} of {len(said)} checks recovered the input of the workunit "
+                       f"from it")
 
 
 def note_answer(wu, verdict, application, now):
     """Keep what a check says, for its result's sake; end a check that was done wrong."""
-    check = InverseCheck.get_or_none(question=wu.id)
-    if not check or not isinstance(verdict, Found):
+    check = check_of(wu.id)
+    if check is None:
+        return drop(wu, now, "what it was to check is purged")
+    if not isinstance(verdict, Found):
         return
-    if check.says is None and verdict.says is not None:
+    if verdict.answer != check.answer:
         check.says, check.backs, check.answer = verdict.says, verdict.backs, verdict.answer
-        check.wake = now
         found = "the input of the workunit" if check.says else \
             "another input, as a check before" if check.backs else "another input"
         explain(wu, f"the check of {check.result.name} recovered {found}")
     if verdict.answer in verdict.wrong:
         drop(wu, now, "the other checks say otherwise")
+    elif verdict.answer in verdict.unreadable and check.result.validate_state in JUDGED:
+        drop(wu, now, f"{check.result.name} is judged")
+    check.wake = now  # Something follows for its result, or the check is done with.
     check.save()
 
 
@@ -274,11 +301,11 @@ def withhold(r, wu, host, now):
     """
     if wu.number is not None or not inverse(wu.app_id):
         return ""
-    if host.client_version.startswith(("minigrid 0.1", "minigrid 0.2", "minigrid 0.3")):
+    if host.client_version.startswith(("minigrid 0.1.", "minigrid 0.2.", "minigrid 0.3.")):
         return "your client is too old to check answers: it would compute them"
-    check = InverseCheck.get_or_none(question=wu.id)
+    check = check_of(wu.id)
     if check is None:
-        return ""
+        return "nobody needs that check any more"
     asked = InverseCheck.select(InverseCheck.question).where(InverseCheck.result == check.result_id)
     had = list(Result.select().where(
         (Result.workunit == check.workunit_id) | Result.workunit.in_(asked),
@@ -295,6 +322,13 @@ def withhold(r, wu, host, now):
     return ""
 
 
+def cannot_run(wu, version):
+    """Keep a check from a program that a volunteer brought along: it may not know --invert."""
+    if wu.number is None and version.platform == "anonymous" and inverse(wu.app_id):
+        return "answers are checked by the project's own programs, not by yours"
+    return ""
+
+
 # ---- The stage --------------------------------------------------------------------------
 
 
@@ -303,17 +337,19 @@ def inverse_checks(now):
     done = leave_checks(now)
     if not any(a.policies["validation"] == "inverse" for a in apps.values()):
         return done
-    rows, contents = [], {}
-    for check in due_checks(now):
-        try:
-            contents[check.id] = None if check.question else content_of(check)
-            rows.append(check)
-        except OSError as error:
-            put_off(inverse(check.workunit.app_id), check.workunit_id, now,
-                    f"{check.workunit.name}: {error}")
-    if not rows:
-        return done
-    return done + project.write(lambda: sum(tend(check.id, contents, now) for check in rows))
+    # As many as other stages can finish and purge in a pass, or questions would outlive checks.
+    found = due_checks(now)
+    for start in range(0, len(found), CHUNK):
+        contents = {}
+        for check in found[start:start + CHUNK]:
+            try:
+                contents[check.id] = None if check.question else content_of(check)
+            except OSError as error:
+                put_off(inverse(check.workunit.app_id), check.workunit_id, now,
+                        f"{check.workunit.name}: {error}")
+        done += project.write(lambda: sum(tend(check_id, contents, now) for check_id in contents)) \
+            if contents else 0
+    return done
 
 
 def leave_checks(now):
@@ -323,7 +359,7 @@ def leave_checks(now):
     """
     others = [a.id for a in apps.values() if not inverse(a.id)]
     rows = list(InverseCheck.select(InverseCheck, Workunit).join(Workunit)
-                .where(OPEN, Workunit.app.in_(others)).limit(AT_ONCE))
+                .where(OPEN, Workunit.app.in_(others)).limit(CHUNK))
     return project.write(lambda: sum(leave(check, now) for check in rows)) if rows else 0
 
 
@@ -337,14 +373,19 @@ def leave(check, now):
             wu.min_quorum = wu.target_nresults = min(quorum, wu.max_success_results)
         wu.transition_time = now
 
-    change([check.question], lambda unit: True, lambda unit, results:
-           drop(unit, now, f"{application.name} has its answers checked in another way now"), now)
-    check.open = False
-    check.save()
+    close(check, now, f"{application.name} has its answers checked in another way now")
     change([check.workunit_id], lambda wu: not (wu.canonical_resultid or wu.error_mask),
            compute_again, now)
     ask_validator(check.workunit_id, now)
     return 1
+
+
+def close(check, now, why):
+    """Give a check up, with its question. Runs in the writer."""
+    if question := question_of(check):
+        change([question.id], lambda unit: True, lambda unit, results: drop(unit, now, why), now)
+    check.open = False
+    check.save()
 
 
 def due_checks(now):
@@ -364,7 +405,7 @@ def due_checks(now):
                | (Workunit.error_mask != 0) & (Workunit.mod_time < now)
                | (question.error_mask != 0) & (question.mod_time < now)
                | (InverseCheck.question != 0) & question.id.is_null())
-        .order_by(InverseCheck.id).limit(AT_ONCE))
+        .order_by(InverseCheck.id).limit(CHUNK * CHUNKS_MAX))
 
 
 def content_of(check):
@@ -380,16 +421,14 @@ def tend(check_id, contents, now):
     check = InverseCheck.get_or_none(InverseCheck.id == check_id, OPEN)
     if check is None:
         return 0
-    wu, r, question = check.workunit, check.result, Workunit.get_or_none(id=check.question)
+    wu, r, question = check.workunit, check.result, question_of(check)
     settled = question is None or bool(question.canonical_resultid or question.error_mask)
     check.wake = 0
     if wu.error_mask or wu.canonical_resultid or r.validate_state in JUDGED:
         if not settled and check.says is False and r.validate_state in JUDGED:
-            ask_validator(check.question, now)  # What it said can be judged now.
+            ask_validator(question.id, now)  # What it said can be judged now.
         else:
-            change([check.question], lambda unit: True, lambda unit, results:
-                   drop(unit, now, f"{wu.name} is decided"), now)
-            check.open = False
+            close(check, now, f"{wu.name} is decided")
     elif not check.question and contents.get(check_id) is not None:
         ask(check, wu, contents[check_id], now)
     else:  # It has an answer, or will have none; the judge looks for what comes next.
@@ -410,17 +449,29 @@ def ask(check, wu, content, now):
     name = f"{inverse(wu.app_id).name}_check_{project.rng.getrandbits(48):012x}"
     store_file("download", f"{name}_in", content)
     kept = {key: getattr(wu, key) for key in (
-        "app", "delay_bound", "max_error_results", "max_total_results", "max_success_results",
+        "app", "delay_bound", "max_total_results", "max_success_results",
         "rsc_fpops_est", "rsc_fpops_bound", "rsc_memory_bound", "rsc_disk_bound", "complexity",
         "canonical_credit")}
     question = Workunit(
         name=name, number=None, create_time=now, mod_time=now, priority=HEAD,
         input_files=[file_entry(f"{name}_in", content)], command_line="--invert",
-        min_quorum=1, target_nresults=1, transition_time=now, **kept)
+        min_quorum=1, target_nresults=1, max_error_results=2, transition_time=now, **kept)
     question.save(force_insert=True)
     save_all(transition(question, [], now) + [question])
     explain(question, f"made to check {check.result.name}, by a computer that has not computed it")
     check.question = question.id
+
+
+def waits_for(wu, results, now):
+    """Say which checks a workunit waits for."""
+    names = {r.id: r.name for r in results}
+    asked = list(InverseCheck.select().where(
+        InverseCheck.workunit == wu.id, OPEN, InverseCheck.says.is_null()))
+    units = {unit.id: unit.name for unit in Workunit.select(Workunit.id, Workunit.name).where(
+        Workunit.id.in_([check.question for check in asked]))}
+    return [f"waits until another computer has checked {names[check.result_id]}: see "
+            f"{units.get(check.question, 'the next pass, which asks')}"
+            for check in asked if check.result_id in names]
 
 
 FIRST_STAGES = (inverse_checks,)  # before the validator, which is to see what it wakes

@@ -14,6 +14,7 @@ from minigrid import (AppVersion, Host, Record, Rule, ValidateState, apps, check
                       explain, plugged, project)
 
 RECHECK_MAX = 20
+TOLD_TO_STOP = 202  # exit status of a task that was ended on our own order: nobody's fault
 PROOF = 10  # right answers in a row make a host proven; the number is BOINC's
 
 
@@ -185,7 +186,7 @@ def at_commit(done, now):
     """End the run of a host that reports an error."""
     for rule, row in done:
         if isinstance(rule, Rule) and rule.name in ("report error", "report error late") \
-                and adaptive(row.app_id):
+                and adaptive(row.app_id) and row.exit_status != TOLD_TO_STOP:
             end_run(row)
 
 

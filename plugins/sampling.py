@@ -22,7 +22,7 @@ import bottle
 from peewee import (SQL, BigIntegerField, BooleanField, CompositeKey, FloatField, IntegerField,
                     fn)
 
-from minigrid import (CHUNK, NEVER, NOT_NOW, RULES, UNSENT, App, AssimilateState,
+from minigrid import (CHUNK, IN_PROGRESS, NEVER, NOT_NOW, RULES, UNSENT, App, AssimilateState,
                       ClientError, Host, Meta, Outcome, Record, Result, Rule,
                       ServerState, ValidateState, Workunit, apps, db, explain, file_path, fire,
                       load, output_files, plugged, project, rule)
@@ -101,13 +101,13 @@ class Portions(Record):
 TABLES = (Handout, Pace, Inactive, Portions)
 
 # What this process, the only one that writes, knows of its store without asking it; see known().
-kept = SimpleNamespace(opened=None, inactive=set(), typical={})
+kept = SimpleNamespace(opened=None, inactive=set(), typical={}, entered=set())
 
 
 def known():
     """Return what is known of the open store: marked hosts, and the medians {app id: Pace}."""
     if kept.opened is not project.write:
-        kept.opened, kept.typical = project.write, {}
+        kept.opened, kept.typical, kept.entered = project.write, {}, set()
         kept.inactive = {row.host for row in Inactive.select()}
     return kept
 
@@ -219,12 +219,13 @@ def extra_copy(wu, results, now):
                  for r in results)
     open_ones = [r for r in results if r.server_state != ServerState.OVER]
     late = late_ones(wu, now)
-    if len([r for r in open_ones if r.id not in late]) >= wu.target_nresults - usable:
-        return look_later(wu, now + CHECK_SECONDS)  # The others will do.
+    overdue = [late[r.id] for r in open_ones if r.id in late]  # none if it came back just now
+    if not overdue or len(open_ones) - len(overdue) >= wu.target_nresults - usable:
+        return look_later(wu, now + CHECK_SECONDS)  # The others, or a new copy, will do.
     first = 1 + max(int(r.name.rpartition("_")[2]) for r in results)
     r = Result(workunit=wu, app=wu.app_id, name=f"{wu.name}_{first}", create_time=now,
                priority=wu.priority)
-    oldest = min((late[r.id] for r in open_ones if r.id in late), key=lambda h: h.sent_time)
+    oldest = min(overdue, key=lambda handout: handout.sent_time)
     r.handed_over = f"extra copy of a task that host {oldest.host} has had for " \
                     f"{now - oldest.sent_time} s: {why_late(wu, oldest, now)}"
     return r
@@ -383,7 +384,8 @@ def waiting(handout, pace, policies):
     """Return until when a copy is awaited, when its node is dead, when it is due [S3-08 S3-19].
 
     wait = k_wait x (size / bandwidth + complexity x seconds per unit), never beyond the deadline:
-    what would be awaited longer is the transitioner's [C38].
+    what would be awaited longer is the transitioner's [C38]. A larger k_wait means fewer needless
+    copies, and a longer wait for a node that has really gone [S3-14 S3-15].
     """
     k_wait, k_dead, bound = policies["k_wait"], policies["k_wait_dead"], handout["bound"]
     estimate = bound / k_wait  # Nobody has measured: the deadline holds.
@@ -413,7 +415,8 @@ def node_check(now):
     It only marks: tasks are handed over by the variant in force, deadlines hold as before.
     """
     last = Meta.get_or_none(name="nodes checked")
-    if last and 0 <= now - last.value < CHECK_SECONDS or not Handout.select().exists():
+    if last and 0 <= now - last.value < CHECK_SECONDS \
+            or known().entered.issuperset(with_dispatch()) and not Handout.select().exists():
         return 0
     return project.write(lambda: check_nodes(now))
 
@@ -424,6 +427,8 @@ def check_nodes(now):
     served = with_dispatch()
     Handout.delete().where(Handout.app.not_in(list(served))).execute()  # with BOINC's ways now
     for application in served.values():
+        if application.id not in known().entered:
+            enter_older(application, served)
         guess_again(application)
     marked = known().inactive = {row.host for row in Inactive.select()}
     silent = (Handout.select(Handout.host, Host.rpc_time, fn.MAX(Handout.dead_after))
@@ -441,6 +446,16 @@ def check_nodes(now):
         Handout.update(due=now).where(Handout.host.in_([row[0] for row in found]),
                                       Handout.app.in_(give_up)).execute()
     return len(found)
+
+
+def enter_older(application, served):
+    """Enter the copies sent while the application had BOINC's ways; once. In the writer [S3-18]."""
+    entered = Handout.select(Handout.result).where(Handout.app == application.id)
+    rows = list(Result.select(Result, Workunit).join(Workunit).where(
+        IN_PROGRESS, Result.app == application.id, Result.id.not_in(entered)))
+    for start in range(0, len(rows), STRIDE):
+        enter(rows[start:start + STRIDE], served, [])
+    known().entered.add(application.id)
 
 
 def guess_again(application):
@@ -583,6 +598,17 @@ def gap(application):
         .where(Workunit.name.in_(names)).tuples()
         if state == AssimilateState.INIT or wu_id in off]
     return min(stops, default=first + len(names))
+
+
+def waits_for(wu, results, now):
+    """Say which answer is missing before that of a workunit can be taken."""
+    application = next((a for a in apps.values() if a.id == wu.app_id), None)
+    if wu.assimilate_state != AssimilateState.READY or wu.number is None \
+            or not application or not application.policies.get("in_order"):
+        return []
+    first = oldest(application, "told")
+    return [f"its application takes answers in their order, and that of {application.name}_{first} "
+            f"is missing"] if first < wu.number else []
 
 
 def around_assimilate(assimilate):

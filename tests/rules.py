@@ -2,7 +2,7 @@
 
 S0, S2 and S4 are three texts on BOINC's back end, C the conflicts between them and how each is
 settled. Where a text and a C disagree, the C holds. S1, with C24 to C35, is on the client: these
-are in VOLUNTEER. S3 is on X-Com; code may cite it, but nothing here asks it to.
+are in VOLUNTEER. S3 is on X-Com: the plugins of trust and dispatch, and their tests, cite it.
 """
 
 FAMILIES = {"S0-": 55, "S1-": 37, "S2-": 40, "S3-": 43, "S4-": 66, "C": 46}  # -> the last number

@@ -126,6 +126,19 @@ def test_readme_settings_are_settings():
     assert names and set(names) <= set(minigrid.Settings.__dataclass_fields__)
 
 
+def test_readme_sections_of_plugins_can_be_read(tmp_path):
+    """As they stand, for they are copied: a comment behind a value would be part of it."""
+    kinds = [kind for plugin in minigrid.plugins for kind in vars(plugin).values()
+             if isinstance(kind, type) and kind.__name__.endswith("Settings")]
+    shown = [text for text in blocks("text") if text.startswith("[")]
+    assert shown
+    for text in shown:
+        (tmp_path / "setup.cfg").write_text(text)
+        section, names = re.match(r"\[(\w+)\]", text)[1], set(re.findall(r"^(\w+) =", text, re.M))
+        (kind,) = [k for k in kinds if names <= set(k.__dataclass_fields__)]
+        minigrid.read_settings(tmp_path / "setup.cfg", kind, section)
+
+
 def test_readme_names_every_command():
     shown = subprocess.run([sys.executable, str(ROOT / "minigrid.py"), "--help"], cwd=ROOT,
                            capture_output=True, text=True, check=True).stdout

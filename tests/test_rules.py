@@ -89,6 +89,13 @@ def test_every_rule_of_the_client_is_cited_in_the_volunteer_and_its_tests():
         assert not nowhere, "\n".join(f"{i}: {VOLUNTEER[i]}" for i in sorted(nowhere))
 
 
+def test_every_rule_of_xcom_is_cited_in_the_code_and_by_a_test():
+    wanted = {f"S3-{n:02}" for n in range(1, FAMILIES["S3-"] + 1)}
+    tests = {i for path in TESTS for i in ids(path.read_text("utf-8").split('"""', 2)[-1])}
+    assert sorted(wanted - CITED_BY_RULES - CITED_IN_TEXTS) == []
+    assert sorted(wanted - tests) == []  # A module's docstring is no test.
+
+
 def test_no_rule_is_carried_out_and_a_deviation():
     assert not CITED_BY_RULES & set(m.DEVIATIONS)
     assert not [i for i, why in m.DEVIATIONS.items() if i not in RULES or len(why) < 15]

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from peewee import SQL, BigIntegerField, CharField, FloatField, IntegerField, TextField
 
-from minigrid import (ClientError, Outcome, Record, Result, ServerState, ValidateState, Workunit,
-                      canonical_json, db, explain, file_path, fire, output_files, rule, setting)
+from minigrid import (IN_PROGRESS, ClientError, Host, Outcome, Record, Result, ServerState,
+                      ValidateState, Workunit, canonical_json, db, explain, file_path, fire,
+                      output_files, rule, setting)
 
 OPEN = SQL("ended = 0")
 NO_WORK, REFUSED = 1, 2  # the levels [C36]
@@ -135,7 +136,7 @@ class Measured(Record):
     """The same for all hosts of an application together, without those on the black list."""
 
     app = IntegerField(unique=True)
-    hosts = IntegerField(default=0)  # whose answers were ever compared
+    hosts = IntegerField(default=0)  # that were ever right
     losers = IntegerField(default=0)  # those of them with wrong ones among the last twenty
     fresh_checked = FloatField(default=0)
     fresh_wrong = FloatField(default=0)
@@ -178,18 +179,19 @@ def count(app_id, answers, now):
     Each verdict pays for this, so it is one look-up and two statements. Runs in the writer.
     """
     hosts = [answer[0] for answer in answers]
-    before = dict(db.execute_sql(
-        f"SELECT host, recent FROM standing WHERE app = ? AND host IN ({'?, ' * len(hosts)}NULL)",
-        (app_id, *hosts)).fetchall())
+    before = {host: rest for host, *rest in db.execute_sql(
+        "SELECT host, recent, checked > wrong FROM standing WHERE app = ? AND host IN "
+        f"({'?, ' * len(hosts)}NULL)", (app_id, *hosts)).fetchall()}
     rows, sums = [], [0] * 6
     for host, wrong, spot, trusted in answers:
         fresh = weight(now) * trusted  # A known liar says nothing about the others.
         rows.append((host, app_id, wrong, 1 - wrong, wrong, spot * (1 - wrong), spot * wrong,
                      fresh, fresh * wrong))
-        recent = before.get(host, 0)
-        later = (recent << 1 | wrong) & (1 << LAST) - 1
-        parts = (host not in before, (later > 0) - (recent > 0), fresh, fresh * wrong,
-                 spot * (1 - wrong), spot * wrong)
+        # Who was never right is no sign of a faulty application: a thousand new liars are none.
+        recent, known = before.get(host, (0, 0))
+        later, known_now = (recent << 1 | wrong) & (1 << LAST) - 1, known or not wrong
+        parts = (known_now - known, bool(later and known_now) - bool(recent and known), fresh,
+                 fresh * wrong, spot * (1 - wrong), spot * wrong)
         sums = [total + part for total, part in zip(sums, parts)]
     db.connection().executemany(COUNT, rows)
     db.execute_sql(ADD, (app_id, *sums))
@@ -284,8 +286,19 @@ def enter(host, app_id, level, rule_id, reason, evidence, now, end, parent=0, wa
         evidence=canonical_json(evidence), begin=now, end=end, parent=parent,
         wanted=settings.right_wanted if wanted is None else wanted)
     forget(host.id, app_id)
+    if level == REFUSED:
+        take_back(host.id, now)
     explain(host, f"black list: {says(entry)}")
     return entry
+
+
+def take_back(host_id, now):
+    """Let others have at once what a host holds that is refused: its reports are not taken."""
+    held = (IN_PROGRESS, Result.host == host_id)
+    Workunit.update(transition_time=now).where(
+        Workunit.id.in_(Result.select(Result.workunit).where(*held)),
+        Workunit.transition_time > now).execute()
+    Result.update(report_deadline=now).where(*held, Result.report_deadline > now).execute()
 
 
 def close(entry, why, now):
@@ -293,6 +306,16 @@ def close(entry, why, now):
     BlackEntry.update(ended=now, ended_why=why).where(
         OPEN, (BlackEntry.id == entry.id) | (BlackEntry.parent == entry.id)).execute()
     entry.ended, entry.ended_why = now, why
+
+
+def replace(entry, by, why, now):
+    """End an entry for a newer one of its host, which those that followed from it follow now.
+
+    Else a volunteer's further computers would be free as soon as the first is wrong again. Runs in
+    the writer.
+    """
+    BlackEntry.update(parent=by.id, end=by.end).where(OPEN, BlackEntry.parent == entry.id).execute()
+    close(entry, why, now)
 
 
 def says(entry):
@@ -318,9 +341,10 @@ def served(now):
 
 def pardon(host_id, why, now):
     """End all entries of a host; return how many there were. Runs in the writer."""
-    rows = list(BlackEntry.select().where(BlackEntry.host == host_id, OPEN))
+    rows = open_entries([host_id], now)
     for entry in rows:
         close(entry, why, now)
+        explain(Host(id=host_id), f"black list: the entry of {date(entry.begin)} has ended: {why}")
     return len(rows)
 
 
@@ -353,8 +377,9 @@ def offend(case, known, is_check, now):
         why_not = "" if known is None or known.level < REFUSED else "it is refused already"
     elif known and case.r.sent_time <= known.begin:
         why_not = f"it was sent before the entry of {date(known.begin)}"
-    elif not case.told and is_doubtful(all_):
-        why_not = f"{all_.losers} of {all_.hosts} hosts lose votes: the application is in doubt"
+    elif not case.told and is_doubtful(all_) and lost < VOTES:
+        why_not = f"{all_.losers} of {all_.hosts} hosts lose votes: the application is in doubt, " \
+                  f"and an entry takes {VOTES} wrong answers in a row"
     elif not case.told and not known and policy not in AT_ONCE and lost < settings.votes_lost:
         why_not = f"{lost} of its last {min(mine.checked, VOTES)} answers are wrong, an entry " \
                   f"takes {settings.votes_lost}"
@@ -368,12 +393,13 @@ def offend(case, known, is_check, now):
 
 def sentence(case, mode, policy, lost, mine, known, now):
     """Enter a host for a wrong answer: longer each time, in the end refused [C36]."""
+    others = "1 other says" if len(case.against) == 1 else f"{len(case.against)} others agree on"
     by = {"check": "S3-29", "inverse": "S3-33"}.get(policy, "S3-29") if case.told else "S3-39"
     reason = f"its answer {case.r.name} is wrong: " + (
         "the application says so" if case.told and policy == "check" else
         "it did not stand the test" if case.told else
-        f"{len(case.against)} others agree on another one" + f", and {lost} of its last "
-        f"{min(mine.checked, VOTES)} answers are wrong" * (lost > 1))
+        f"{others} another one" + f", and {lost} of its last {min(mine.checked, VOTES)} answers "
+        f"are wrong" * (lost > 1))
     evidence = dict(workunit=case.wu.name, result=case.r.name, said=said(case.r),
                     against=case.against, wrong=mine.wrong, checked=mine.checked)
     if mode == "literal":
@@ -383,9 +409,9 @@ def sentence(case, mode, policy, lost, mine, known, now):
         refuse = 0 < settings.entries_until_refused <= n + 1
         level, app_id, wanted = REFUSED if refuse else NO_WORK, case.wu.app_id, None
         end = now + int(settings.days * 86400 * 2 ** min(n, 10))
-    if known:
-        close(known, REPEATED, now)
     entry = enter(case.host, app_id, level, by, reason, evidence, now, end, wanted=wanted)
+    if known:
+        replace(known, entry, REPEATED, now)
     fire(BLACK_LIST, case.r)
     explain(case.r, f"its host {case.host.id} is on the black list: {says(entry)}")
     if policy in ALONE:

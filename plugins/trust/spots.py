@@ -70,7 +70,7 @@ def rate_of(application):
 def is_certain(application, verdict):
     """Say whether a canonical answer is more than one host's word."""
     return verdict.canonical not in verdict.unchecked and (
-        len(verdict.matching) > 1 or application.policies["validation"] in SURE)
+        verdict.known or len(verdict.matching) > 1 or application.policies["validation"] in SURE)
 
 
 def keep(application, wu, verdict, now):
@@ -196,6 +196,7 @@ def at_send(r, wu, host, offer, now):
     """Note that a copy just sent is a spot check."""
     if desk.host is host and r.name in desk.copies:
         fire(SPOT_CHECK, r)
+        r.save(force_insert=True)  # Who keeps a table of what is under way wants its number.
         SpotCheck.create(workunit=wu.id, result=r.name, app=wu.app_id, host=host.id, sent=now)
 
 

@@ -7,7 +7,7 @@ import sys
 
 import make
 import pytest
-from make import NOW, Client, add, output, result, settings, units
+from make import Client, add, copies, do, output, passes, result, settings, units
 
 import minigrid as m
 
@@ -49,15 +49,10 @@ def app():
 
 
 @pytest.fixture
-def grid(folder, monkeypatch, app):
+def grid(folder, no_fsync, app):
     """A project with an application that is checked by its inverse, at the first second."""
-    monkeypatch.setattr(m.os, "fsync", lambda file: None)
-    with make.project(folder, {"twice": app}, stock=0, min_sendwork_interval=0) as project:
-        assert not project.errors
-        project.clock = NOW
+    with make.clocked(folder, {"twice": app}) as project:
         yield project
-        assert m.plugged("violations")[0]() == []
-        assert project.counts["stage errors"] == 0
 
 
 def inverse():
@@ -68,29 +63,21 @@ def checks():
     return list(inverse().InverseCheck.select().order_by(inverse().InverseCheck.id))
 
 
-def passes(grid, n=3):
-    """Let seconds go by, each with a pass; a second one in the same second changes nothing."""
-    for _ in range(n):
-        grid.clock += 1
-        m.run_pass(grid.clock)
-        before = list(m.db.connection().iterdump())
-        m.run_pass(grid.clock)
-        assert list(m.db.connection().iterdump()) == before
-
-
-def do(grid, client, answer):
-    """Let a client do one task, whatever it is given, and the server look at it; its name."""
-    names = client.fetch(grid.clock)
-    assert len(names) == 1, client.host().why_no_work
-    client.report(names[0], answer, grid.clock)
-    passes(grid)
-    return names[0]
-
-
 def computed(grid, answer="10"):
     """Have workunit 5 computed; return its first result's name."""
     add("twice", 5, grid.clock)
     return do(grid, Client("computes"), answer)
+
+
+def lost(grid):
+    """Have a workunit computed, and its output lost before it is checked; return its name."""
+    add("twice", 5, grid.clock)
+    ann = Client("ann")
+    (first,) = ann.fetch(grid.clock)
+    ann.report(first, "10", grid.clock)
+    m.run_pass(grid.clock + 1, [m.transitioner, m.validator])
+    output(first).unlink()
+    return first
 
 
 def states(*names):
@@ -99,6 +86,8 @@ def states(*names):
 
 def settled(grid):
     """Let all that is finished go, as after a week; nothing may be left."""
+    passes(grid)
+    assert not any(check.open for check in checks())
     settings(purge_delay=0)
     passes(grid, 4)
     assert (units(), checks()) == ([], [])
@@ -152,7 +141,9 @@ def test_nobody_checks_himself(grid):
     again.seqno = 9
     assert again.fetch(grid.clock) == [] and "nobody checks" in again.host().why_no_work
     assert twin.fetch(grid.clock) == [] and "somebody else" in twin.host().why_no_work
-    grid.clock += 3600
+    grid.clock = checks()[0].create_time + 3599
+    assert twin.fetch(grid.clock) == []
+    grid.clock += 1
     assert again.fetch(grid.clock) == []
     settings(one_result_per_user_per_wu=True)
     assert twin.fetch(grid.clock) == []
@@ -164,10 +155,11 @@ def test_a_client_that_knows_no_checks_gets_none(grid):
     """It would compute where it is to compute back, and be called wrong."""
     computed(grid)
     bob = Client("bob")
-    assert bob.ask(grid.clock, client_version="minigrid 0.3.0",
-                   work_req_seconds=1).assignments == []
-    assert "too old" in bob.host().why_no_work
-    assert len(bob.ask(grid.clock, client_version="minigrid 0.4.0",
+    for version in ("0.1.0", "0.3.0"):
+        assert bob.ask(grid.clock, client_version=f"minigrid {version}",
+                       work_req_seconds=1).assignments == []
+        assert "too old" in bob.host().why_no_work
+    assert len(bob.ask(grid.clock, client_version="minigrid 0.10.0",
                        work_req_seconds=1).assignments) == 1
 
 
@@ -223,9 +215,34 @@ def test_literal_rule(grid, app):
     asked = do(grid, Client("checks"), "4")
     assert states(first, asked) == ["wrong", "wrong"]
     assert len(checks()) == 1
+    assert black_list() == [(result(name).host_id, 2, "S3-33") for name in (first, asked)]
     do(grid, Client("second"), "10")
     do(grid, Client("third"), "5")
     assert answers(grid) == [10]
+
+
+def black_list():
+    entries = sys.modules["minigrid_plugin_trust.blacklist"].BlackEntry
+    return [(e.host, e.level, e.rule) for e in entries.select().order_by(entries.host)]
+
+
+PUNISHED = {  # what the checks recover, one after the other -> who is black-listed, 1 computed it
+    "nobody yet": (["4"], []), "the first checker": (["4", "5"], [2]),
+    "who computed it": (["4", "4"], [1]), "both checkers": (["4", "3", "5"], [2, 3]),
+    "who computed it, and one checker": (["4", "3", "4"], [1, 3]),
+}
+
+
+@pytest.mark.parametrize("app", [TWICE.replace('"off", 0', '"normal", 0')])
+@pytest.mark.parametrize("case", PUNISHED)
+def test_who_is_black_listed(case, grid, app):
+    """C36: nobody while one says this and one that; then who was found wrong, and no one else."""
+    recovered, wanted = PUNISHED[case]
+    computed(grid)
+    for n, answer in enumerate(recovered):
+        do(grid, Client(f"checks {n}"), answer)
+    passes(grid, 4)
+    assert black_list() == [(host, 1, "S3-33") for host in wanted]
 
 
 def test_a_result_that_stays_in_doubt_is_computed_again(grid):
@@ -285,18 +302,31 @@ def test_a_late_check_is_compared_with_the_one_that_came(grid):
 
 
 def test_checks_that_fail_are_bounded(grid):
-    """Nobody can invert it: each result is checked so often, then computed again."""
+    """Nobody can invert it: three computers try with each result, then it is computed again."""
     settings(max_wus_in_progress=1)
-    add("twice", 5, grid.clock, max_error_results=0, max_success_results=2, max_total_results=2)
+    add("twice", 5, grid.clock, max_error_results=0, max_success_results=2, max_total_results=4)
     do(grid, Client("first"), "10")
-    for n in range(inverse().CHECKS_MAX):
+    for n in range(3):
         assert result(do(grid, Client(f"errs {n}"), None)).workunit_id != 1
     assert result(do(grid, Client("second"), "10")).workunit_id == 1
-    for n in range(inverse().CHECKS_MAX):
+    for n in range(3):
         do(grid, Client(f"errs too {n}"), None)
     assert units()[0].error_mask == m.ErrorMask.TOO_MANY_SUCCESS_RESULTS
-    assert len(checks()) == 2 * inverse().CHECKS_MAX
+    assert len(checks()) == 2
     settled(grid)
+
+
+def test_it_is_told_which_check_a_workunit_waits_for(grid):
+    computed(grid)
+    waits = m.plugged("waits_for")
+
+    def said():
+        return [text for more in waits for text in more(units()[0], copies(), grid.clock)]
+
+    asked = units()[1].name
+    assert said() == [f"waits until another computer has checked twice_5_0: see {asked}"]
+    do(grid, Client("bob"), "5")
+    assert said() == []
 
 
 def test_cancelling_a_workunit_cancels_its_check(grid):
@@ -365,12 +395,7 @@ def test_a_result_that_comes_with_the_confirmation_of_another_needs_no_check(gri
 
 
 def test_an_output_that_is_lost_before_it_was_checked(grid, monkeypatch):
-    add("twice", 5, grid.clock)
-    ann = Client("ann")
-    (first,) = ann.fetch(grid.clock)
-    ann.report(first, "10", grid.clock)
-    m.run_pass(grid.clock + 1, [m.transitioner, m.validator])
-    output(first).unlink()
+    first = lost(grid)
     passes(grid)
     assert result(first).outcome == O.VALIDATE_ERROR
     do(grid, Client("second"), "10")
@@ -389,12 +414,7 @@ def test_an_output_that_is_lost_after_it_was_handed_out(grid):
 
 
 def test_an_output_that_cannot_be_read_now(grid):
-    add("twice", 5, grid.clock)
-    ann = Client("ann")
-    (first,) = ann.fetch(grid.clock)
-    ann.report(first, "10", grid.clock)
-    m.run_pass(grid.clock + 1, [m.transitioner, m.validator])
-    output(first).unlink()
+    first = lost(grid)
     output(first).mkdir()
     passes(grid, 5)
     assert len(units()) == 1 and len(grid.errors) == 1
@@ -411,6 +431,24 @@ def test_same_that_raises_puts_off_this_check_alone(grid):
     assert states(first) == ["waits"]
     assert "same() failed: TypeError" in grid.errors[-1][1]
     assert len(grid.errors) == 1
+
+
+def test_an_output_that_nobody_can_compute_back_from(grid):
+    """Three that fail are enough; somebody else computes the workunit, and is believed."""
+    first = computed(grid, '"nonsense"')
+    for name in ("bob", "cleo", "cyd"):
+        client = Client(name)
+        (asked,) = client.fetch(grid.clock)
+        assert asked.startswith("twice_check_")
+        client.report(asked, now=grid.clock)
+        passes(grid)
+    assert [check.open for check in checks()] == [False]
+    assert units()[-1].error_mask and states(first) == ["waits"]
+    second = do(grid, Client("dora"), "10")
+    assert second == "twice_5_1"
+    do(grid, Client("emil"), "5")
+    assert states(first, second) == ["wrong", "valid"]
+    settled(grid)
 
 
 def test_same_that_cannot_tell_now_gets_another_answer(grid):
@@ -463,6 +501,8 @@ def test_open_checks_are_found_by_their_index(grid):
 def test_a_known_answer_needs_no_check(grid, app):
     first = computed(grid)
     assert states(first) == ["valid"] and checks() == [] and answers(grid) == [10]
+    told = [part for part in m.plugged("tell")[0](first, grid.clock, False)[1]]
+    assert "known beforehand" in str(told) and "recovered" not in str(told)
 
 
 # ---- What is refused ------------------------------------------------------------------

@@ -3,10 +3,11 @@
 import math
 import random
 import sys
+from collections import Counter
 
 import make
 import pytest
-from make import NOW, Client, add, copies, result, states, units
+from make import NOW, Client, add, copies, do, passes, result, states, units
 
 import minigrid as m
 
@@ -18,34 +19,13 @@ SINGLE = make.NEAR + '\n\nmin_quorum = 1\n'
 
 
 @pytest.fixture
-def grid(folder, monkeypatch):
-    monkeypatch.setattr(m.os, "fsync", lambda file: None)
-    with make.project(folder, {"again": AGAIN, "proven": PROVEN, "single": SINGLE}, stock=0,
-                      min_sendwork_interval=0) as project:
-        assert not project.errors
-        project.clock = NOW
+def grid(folder, no_fsync):
+    with make.clocked(folder, {"again": AGAIN, "proven": PROVEN, "single": SINGLE}) as project:
         yield project
-        assert m.plugged("violations")[0]() == []
-        assert project.counts["stage errors"] == 0
 
 
 def recheck():
     return sys.modules["minigrid_plugin_recheck"]
-
-
-def passes(grid, n=3):
-    for _ in range(n):
-        grid.clock += 1
-        m.run_pass(grid.clock)
-
-
-def do(grid, client, answer):
-    """Let a client do one task, and the server look at it; its name."""
-    names = client.fetch(grid.clock)
-    assert len(names) == 1, client.host().why_no_work
-    client.report(names[0], answer, grid.clock)
-    passes(grid)
-    return names[0]
 
 
 # ---- Way 4: recomputation ----------------------------------------------------------
@@ -80,13 +60,25 @@ def test_draw(case):
 
 
 def test_copies_are_drawn_once_at_creation(grid):
-    """S3-42: for each workunit of the application, and never again."""
+    """S3-42: for each workunit of the application, from the project's generator, never again."""
+    same = random.Random()
+    same.setstate(grid.rng.getstate())
     numbers = [add("again", n).target_nresults for n in range(300)]
+    assert numbers == [recheck().copies(1.3, same) for _ in range(300)]
     assert abs(sum(numbers) / 300 - 1.3) < 3 * math.sqrt(0.3 * 0.7 / 300)
     assert [unit.min_quorum for unit in units()] == numbers
     assert len(copies()) == sum(numbers)
     passes(grid)
     assert [unit.target_nresults for unit in units()] == numbers
+
+
+@pytest.mark.parametrize("r, number", [("1", 1), ("1.0", 1), ("20", 20)])
+def test_whole_coefficients(r, number, folder):
+    """S3-36 S3-42: so many copies for each; one means that nothing is checked."""
+    text = AGAIN.replace("1.3", r) + "max_success_results = max_total_results = 20\n"
+    with make.project(folder, {"whole": text}) as project:
+        assert not project.errors
+        assert {add("whole", n).target_nresults for n in range(20)} == {number}
 
 
 def drawing(monkeypatch, n):
@@ -298,15 +290,34 @@ def test_a_wrong_answer_or_an_error_ends_the_run(answer, grid, monkeypatch):
     assert run_of(ann) == 0
 
 
-def test_neither_a_vanished_nor_an_uncompared_answer_changes_the_run(grid, monkeypatch):
-    ann, bob = Client("ann"), Client("bob")
+@pytest.mark.parametrize("status, left", [(1, 0), (202, 50)])
+def test_what_we_have_ended_ourselves_is_no_error_of_the_host(status, left, grid):
+    """A cancelled workunit must not cost hosts the proof of weeks."""
+    ann = Client("ann")
     prove(ann, 50)
-    prove(bob, 50)
+    add("proven", 1)
+    (name,) = ann.fetch(grid.clock)
+    m.project.write(lambda: m.plugged("cancel_workunits")[0]([1], grid.clock))
+    assert ann.ask(grid.clock, other_results=[name]).aborts == [name]
+    ann.ask(grid.clock + 1, reports=[m.Report(name, client_state=6, exit_status=status)])
+    assert run_of(ann) == left
+
+
+def overdue(grid, monkeypatch, *hosts):
+    """Prove hosts; let the first keep a copy beyond its deadline, and return the copy's name."""
+    for host in hosts:
+        prove(host, 50)
     lot(monkeypatch, 0.5)
     add("proven", 1)
-    ann.fetch(grid.clock)
+    (late,) = hosts[0].fetch(grid.clock)
     grid.clock += 86400
     passes(grid)
+    return late
+
+
+def test_neither_a_vanished_nor_an_uncompared_answer_changes_the_run(grid, monkeypatch):
+    ann, bob = Client("ann"), Client("bob")
+    overdue(grid, monkeypatch, ann, bob)
     do(grid, bob, "5")
     assert (run_of(ann), run_of(bob)) == (50, 50)
 
@@ -321,13 +332,7 @@ def test_another_application_proves_nothing(grid):
 def test_a_late_first_copy_and_a_single_answer(grid, monkeypatch):
     """Both of proven hosts: the first answer settles, the late one is compared with it."""
     ann, bob = Client("ann"), Client("bob")
-    prove(ann, 50)
-    prove(bob, 50)
-    lot(monkeypatch, 0.5)
-    add("proven", 1)
-    (late,) = ann.fetch(grid.clock)
-    grid.clock += 86400
-    passes(grid)
+    late = overdue(grid, monkeypatch, ann, bob)
     (repeat,) = bob.fetch(grid.clock)
     ann.report(late, "5", grid.clock)
     passes(grid, 2)
@@ -341,12 +346,7 @@ def test_a_late_first_copy_and_a_single_answer(grid, monkeypatch):
 def test_a_copy_sent_to_a_new_host_while_the_first_is_judged(grid, monkeypatch):
     """The verdict that was under way stands; the copy that was sent is compared with it."""
     ann, bob = Client("ann"), Client("bob")
-    prove(ann, 50)
-    lot(monkeypatch, 0.5)
-    add("proven", 1)
-    (late,) = ann.fetch(grid.clock)
-    grid.clock += 86400
-    passes(grid)
+    late = overdue(grid, monkeypatch, ann)
     ann.report(late, "5", grid.clock)
     judge, sent = m.apps["proven"].judge, []
 
@@ -367,12 +367,7 @@ def test_a_copy_sent_to_a_new_host_while_the_first_is_judged(grid, monkeypatch):
 
 def test_a_copy_sent_to_a_new_host_before_the_first_is_judged(grid, monkeypatch):
     ann, bob, cyd = Client("ann"), Client("bob"), Client("cyd")
-    prove(ann, 50)
-    lot(monkeypatch, 0.5)
-    add("proven", 1)
-    (late,) = ann.fetch(grid.clock)
-    grid.clock += 86400
-    passes(grid)
+    late = overdue(grid, monkeypatch, ann)
     ann.report(late, "9", grid.clock)
     m.run_pass(grid.clock + 1, [m.transitioner])
     bob.report(*bob.fetch(grid.clock), "5", grid.clock)
@@ -404,11 +399,12 @@ def test_liars_prove_nothing_and_honest_hosts_are_spared(grid):
                 right = str(10 * result(name).workunit.number)
                 wrong = str(10**6 + rng.randrange(10**6))
                 client.report(name, wrong if client in hosts[:2] else right, grid.clock)
-            passes(grid, 2)
+            passes(grid, 1)
     decided = [unit for unit in units() if unit.canonical_resultid]
     for unit in decided:
         r = m.Result.get_by_id(unit.canonical_resultid)
         assert r.host_id not in (hosts[0].hostid, hosts[1].hostid)
     assert [run_of(client) for client in hosts[:2]] == [0, 0]
-    single = sum(len([r for r in copies() if r.workunit_id == unit.id]) == 1 for unit in decided)
+    made = Counter(r.workunit_id for r in copies())
+    single = sum(made[unit.id] == 1 for unit in decided)
     assert single > len(decided) / 3

@@ -162,7 +162,7 @@ REFUSED = {  # constants -> what the message says
 
 @pytest.mark.parametrize("constants", REFUSED)
 def test_what_cannot_work_is_refused_at_the_start(folder, constants):
-    """[S3-20] k_wait_dead must be greater than k_wait."""
+    """[S3-20 D6 D8] k_wait_dead must be greater than k_wait."""
     with make.project(folder, {"a": app_text(constants)}) as project:
         assert m.apps == {} and REFUSED[constants] in project.errors[0][1]
 
@@ -179,22 +179,23 @@ def test_constants_have_defaults(folder):
 
 
 def test_the_wait_is_what_the_node_has_needed_times_k_wait(folder):
-    """[S3-08 S3-09 S3-10 S3-11 S3-12 S3-13 S3-19] size / bandwidth + complexity x unit, x K."""
+    """[S3-08 S3-09 S3-10 S3-11 S3-13 S3-19] size / bandwidth + complexity x unit, x K."""
     with grid_of(folder, 'dispatch = "xcom3"\nk_wait = 3\nk_wait_dead = 7',
-                 more='{"complexity": 5.0} if i else {}'):
+                 more='{"complexity": 5.0, "input": "x" * 18, "files": {"more": b"y" * 30}} if i '
+                      'else {"complexity": 4.0}'):
         pass_at(NOW)
-        ann = measured("ann", 100, wait=50)  # complexity 1, 1 byte in and 1 byte out
+        ann = measured("ann", 100, wait=50)  # complexity 4, 1 byte in and 1 byte out
         figures = sampling.node_figures([ann.hostid, 99])
         assert figures == {99: {}, ann.hostid: {"a": dict(
-            seconds_per_unit=100, bandwidth=2 / 50, reports=1)}}
-        (name,) = ann.fetch(NOW + 1000)
+            seconds_per_unit=25, bandwidth=2 / 50, reports=1)}}
+        (name,) = ann.fetch(NOW + 1000)  # complexity 5, 20 and 30 bytes in
         row = handout(name)
-        assert row.wait_until == NOW + 1000 + 3 * (1 / (2 / 50) + 5 * 100) == row.due
-        assert row.dead_after == 7 * (25 + 500) and not row.guessed
+        assert row.wait_until == NOW + 1000 + 3 * (50 / (2 / 50) + 5 * 25) == row.due
+        assert row.dead_after == 7 * (1250 + 125) and not row.guessed
 
 
 def test_figures_are_running_averages(folder):
-    """[S3-09 S3-13] The second report weighs a half, later ones 0.3."""
+    """[S3-09 S3-12 S3-13] The second report weighs a half, later ones 0.3; complexity is 1."""
     with grid_of(folder, 'dispatch = "xcom1"'):
         pass_at(NOW)
         ann = Client("ann")
@@ -224,13 +225,14 @@ def test_a_new_node_starts_with_the_median_and_nobody_with_the_deadline(folder):
 
 @pytest.mark.parametrize("elapsed, early", [(499, True), (501, False)])
 def test_nobody_waits_beyond_the_deadline(folder, elapsed, early):
-    """[C38] wait <= delay_bound; then the deadline alone decides."""
-    with grid_of(folder, 'dispatch = "xcom3"', more='{"delay_bound": 1000}'):
+    """[C38 C22] wait <= delay_bound, without the grace; then the deadline alone decides."""
+    with grid_of(folder, 'dispatch = "xcom3"', more='{"delay_bound": 1000}',
+                 report_grace_period=500):
         pass_at(NOW)
         ann = measured("ann", elapsed, wait=0)
         (name,) = ann.fetch(NOW + 600)
         row = handout(name)
-        assert row.wait_until <= make.result(name).report_deadline == NOW + 1600
+        assert row.wait_until <= NOW + 1600 == make.result(name).report_deadline - 500
         assert (row.due < m.NEVER) == early
 
 
@@ -289,7 +291,8 @@ def test_variant_3_hands_over_as_soon_as_the_wait_is_over(folder):
         assert first.report_deadline == NOW + 200 + DAY
         assert (extra.server_state, extra.host_id) == (S.IN_PROGRESS, bob.hostid)
         assert m.Workunit.get(number=1).target_nresults == 1
-        assert eve.fetch(until) == ["a_3_0"]  # It is awaited from bob now.
+        assert eve.fetch(until) == ["a_3_0"]  # It is awaited from bob now,
+        assert Client("kim").fetch(until + 61) == ["a_4_0"]  # for as long as he may take.
         assert "hand over" in {f.rule for f in m.Firing.select()}
         back(bob, "a_1_1", 10, until)
         pass_at(until + 20)
@@ -318,6 +321,81 @@ def test_no_copy_beyond_max_total_results(folder):
     with stack:
         assert Client("bob").fetch(until) == ["a_2_0"]
         assert handout(name).due == m.NEVER  # Nobody looks at it again.
+
+
+NEEDS = {  # changes of the workunit, its copies -> is one more wanted?
+    "S3-03 its only node is late": ({}, "late", True),
+    "nobody is late": ({}, "in time", False),
+    "S3-06 another has it, too": ({}, "late, in time", False),
+    "another will have it": ({}, "late, unsent", False),
+    "two are wanted, one is late": (dict(target_nresults=2), "late, in time", True),
+    "two are wanted, one is back": (dict(target_nresults=2), "late, good", True),
+    "two are wanted, one is back, one in time": (
+        dict(target_nresults=2), "late, in time, good", False),
+    "what was wrong does not count": ({}, "late, wrong", True),
+    "S3-06 it was answered": (dict(canonical_resultid=9), "late", False),
+    "it was given up": (dict(error_mask=m.ErrorMask.CANCELLED), "late", False),
+    "T9 nothing is to be made": (dict(transitioner_flags=2), "late", False),
+    "the limit is reached": (dict(max_total_results=2), "late, lost", False),
+    "one below the limit": (dict(max_total_results=3), "late, lost", True),
+    "a policy's own question": (dict(number=None), "late", False),
+    "it ended just now, in the same commit": ({}, "failed", False),
+}
+COPIES = {"late": make.sent, "failed": make.error, "in time": make.sent, "unsent": make.unsent,
+          "good": make.success, "lost": make.lost,
+          "wrong": lambda: make.success(m.ValidateState.INVALID)}
+
+
+@pytest.mark.parametrize("case", NEEDS)
+def test_when_an_extra_copy_is_wanted(folder, case):
+    changes, kinds, wanted = NEEDS[case]
+    with grid_of(folder, 'dispatch = "xcom3"') as app:
+        unit = make.wu(**{**dict(app=app.id, min_quorum=1, target_nresults=1), **changes})
+        results = make.numbered(unit, [COPIES[kind]() for kind in kinds.split(", ")])
+        for r, kind in zip(results, kinds.split(", ")):
+            if kind in ("late", "failed", "in time"):
+                until = NOW + (kind == "in time")
+                sampling.Handout.insert(
+                    result=r.id, workunit=unit.id, app=app.id, host=r.id, size=1, complexity=1,
+                    sent_time=NOW - 900, bound=1000, guessed=False, wait_until=until,
+                    dead_after=9, due=until).execute()
+        extra = sampling.extra_copy(unit, results, NOW)
+        assert (extra is not None) == wanted
+        assert not wanted or extra.name == f"unit_7_{len(results)}"
+
+
+def test_a_late_task_that_fails_while_another_host_asks(folder):
+    """One commit may hold both; the second request must not suffer from it."""
+    stack, ann, name, until = late_task('dispatch = "xcom3"', folder)
+    with stack:
+        bob = Client("bob")
+        assert m.project.write(lambda: (ann.report(name, None, until), bob.fetch(until))[1]) \
+            == ["a_2_0"]
+        pass_at(until + 1)
+        assert make.result("a_1_1").server_state == S.UNSENT  # as after any error
+
+
+def test_what_is_left_for_others_is_not_nothing(folder):
+    """[S3-01 S3-02] A portion that this host cannot do comes before others' tasks all the same."""
+    big = '{"rsc_memory_bound": 8e9} if i else {}'
+    with grid_of(folder, 'dispatch = "xcom2"', n=2, more=big):
+        pass_at(NOW)
+        ann, bob = Client("ann"), Client("bob")
+        assert ann.fetch(NOW + 1, host=dict(m_nbytes=1e9)) == ["a_0_0"]
+        assert bob.fetch(NOW + 2, host=dict(m_nbytes=1e9)) == []
+        assert Client("eve").fetch(NOW + 3, host=dict(m_nbytes=9e9)) == ["a_1_0"]
+        assert bob.fetch(NOW + 4, host=dict(m_nbytes=1e9)) == ["a_0_1"]
+
+
+def test_variant_2_does_not_wait_for_who_has_given_up(folder):
+    """[S3-02] The second node fails: the next one that asks gets the task at once."""
+    with grid_of(folder, 'dispatch = "xcom2"', n=1):
+        pass_at(NOW)
+        ann, bob = Client("ann"), Client("bob")
+        assert ann.fetch(NOW + 1) == ["a_0_0"] and bob.fetch(NOW + 2) == ["a_0_1"]
+        bob.report("a_0_1", None, NOW + 3)
+        pass_at(NOW + 4)
+        assert Client("eve").fetch(NOW + 5) == ["a_0_2"]
 
 
 def test_boincs_dispatch_hands_nothing_over(folder):
@@ -363,7 +441,8 @@ def test_variant_1_waits_for_the_mark(folder):
         assert sampling.node_states([ann.hostid, bob.hostid]) == {1: False, bob.hostid: True}
         assert make.result(name).__data__ == before  # Nothing else happens to it [S3-16].
         assert Client("eve").fetch(limit + 61) == ["a_1_1"]
-        ann.ask(limit + 62)
+        assert Client("kim").fetch(limit + 125) == []  # Eve is not inactive.
+        ann.ask(limit + 126)
         assert sampling.node_states([ann.hostid]) == {ann.hostid: True}
         assert Client("joe").fetch(limit + 200) == []
 
@@ -395,6 +474,39 @@ def test_the_table_holds_what_is_in_nodes_hands(folder):
         assert sampling.Handout.select().count() == 0
 
 
+def test_a_node_may_be_silent_for_as_long_as_its_longest_task_takes(folder):
+    """[S3-19 S3-21]"""
+    with grid_of(folder, 'dispatch = "xcom1"\nk_wait_dead = 5',
+                 more='{"complexity": 9.0} if i == 1 else {}'):
+        pass_at(NOW)
+        ann = measured("ann", 100, wait=0)
+        ann.ask(NOW + 200, work_req_seconds=9, cpu_req_instances=2, host=dict(p_ncpus=2))
+        limits = [row.dead_after for row in sampling.Handout.select()]
+        assert len(limits) == 2 and min(limits) < 600 < 4500 < max(limits)
+        pass_at(NOW + 200 + 4500)
+        assert sampling.node_states([ann.hostid]) == {ann.hostid: True}
+        pass_at(NOW + 200 + 4600)
+        assert sampling.node_states([ann.hostid]) == {ann.hostid: False}
+
+
+def test_a_spot_check_is_in_the_table_like_any_other_task(folder):
+    """[S3-18 C36] Under its own number, or its row would stay for ever, and its node be marked."""
+    voted = 'dispatch = "xcom3"\nvalidation = "recheck"\nrecheck = 2\nspot_checks = 1.0'
+    with make.project(folder, {"a": app_text(voted).replace("min_quorum = 1\n", "")}, stock=5,
+                      min_sendwork_interval=0) as project:
+        assert not project.errors
+        pass_at(NOW)
+        for key in ("ann", "bob"):
+            measured(key, 10)
+        for later in range(20, 24):
+            pass_at(NOW + later)
+        eve = Client("eve")
+        (name,) = eve.fetch(NOW + 30)
+        assert name == "a_0_2" and handout(name).host == eve.hostid
+        back(eve, name, 10, NOW + 30)
+        assert sampling.Handout.select().count() == 0
+
+
 # ---- The window and the order -----------------------------------------------------------------
 
 
@@ -416,6 +528,18 @@ def test_the_window_is_bounded_behind_the_oldest_missing_answer(folder):
         pass_at(NOW + 21)
         assert [wu.number for wu in make.units()] == [0, 1, 2, 3, 4, 5]
         assert sampling.window_of(app) == dict(oldest_missing=3, size=0, bound=3)
+
+
+def test_a_portion_that_failed_is_not_missing(folder):
+    """[S3-15] It will never be answered: the window goes on behind it."""
+    with grid_of(folder, "window = 2", more='{"max_error_results": 0}') as app:
+        pass_at(NOW)
+        ann = Client("ann")
+        ann.report(ann.fetch(NOW + 1)[0], None, NOW + 2)
+        pass_at(NOW + 3)
+        pass_at(NOW + 4)
+        assert sampling.window_of(app)["oldest_missing"] == 1
+        assert [wu.number for wu in make.units()] == [0, 1, 2]
 
 
 def test_a_smaller_window_holds_for_what_was_made_before(folder):
@@ -454,6 +578,10 @@ def test_answers_come_in_order(folder, trouble):
             back(clients[n], names[n], 5)
         m.run_pass(NOW + 10)
         assert told() == []
+        waits = {unit.number: [text for more in m.plugged("waits_for")
+                               for text in more(unit, [], NOW)] for unit in make.units()}
+        assert waits[0] == [] and waits[3] == ["its application takes answers in their order, and "
+                                               "that of a_0 is missing"]
         note = m.project.data / "results" / trouble if trouble else None
         if note:
             note.write_text("")
@@ -589,6 +717,38 @@ def test_repeats_go_to_reliable_hosts_first(folder, reliable, rate, turnaround, 
             assert r.report_deadline - r.sent_time == (DAY if after else DAY // 2)
         else:
             assert "kept for" in bob.host().why_no_work
+
+
+def test_a_deadline_that_it_could_not_keep_is_not_shortened(folder, reliable):
+    """[T10] Half the usual time is enough for who is fast enough."""
+    with grid_of(folder, n=1, more='{"rsc_fpops_est": 5e10}'):
+        pass_at(NOW)
+        ann, bob = Client("ann"), Client("bob")
+        ann.report(ann.fetch(NOW)[0], None, NOW + 1)
+        pass_at(NOW + 5)
+        bob.ask(NOW + 5)
+        m.Host.update(avg_turnaround=400).where(m.Host.id == bob.hostid).execute()
+        reliable.Reputation.create(host=bob.hostid, error_rate=0)
+        assert bob.fetch(NOW + 5, host=dict(p_fpops=1e6)) == ["a_0_1"]  # 50,000 s
+        assert make.result("a_0_1").report_deadline == NOW + 5 + DAY
+
+
+ENDS = {  # rule, exit status -> the share of errors, 0.1 before
+    ("valid", 0): 0.095, ("invalid", 0): 0.145, ("wrong", 0): 0.145,
+    ("unreadable output", 0): 0.145, ("report error", 1): 0.145, ("report error late", 1): 0.145,
+    ("time out", 0): 0.145, ("report success", 0): None, ("not needed: decided", 0): None,
+    ("report error", 202): None,  # We have told it to stop.
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_what_counts_for_reputation(folder, reliable, case):
+    name, status = case
+    with grid_of(folder):
+        r = make.row(id=1, host=7, exit_status=status)
+        m.project.write(lambda: reliable.at_commit([(m.RULES[name], r), ("why", r)], NOW))
+        assert {row.host: row.error_rate for row in reliable.Reputation.select()} == (
+            {7: pytest.approx(ENDS[case])} if ENDS[case] else {})
 
 
 def test_reputation_is_learned(folder, reliable):

@@ -380,3 +380,41 @@ def test_preferences_reach_the_users_other_computer_and_a_copied_directory_is_an
                        "host_id HAVING count(*) > 1") == []
     assert closed.rows("SELECT count(DISTINCT host_cpid) FROM host") == [3]
     assert closed.rows("SELECT count(*) FROM user") == [1]
+
+
+HALVES = '''"""halves: doubles numbers; another computer halves what came of it."""
+
+validation = "inverse"
+dispatch = "xcom3"
+rsc_fpops_est = 3e6
+
+
+def workunit(i):
+    return {"input": i} if i < 3 else None
+
+
+def compute(input):
+    return 2 * input
+
+
+def invert(output):
+    return output // 2
+
+
+def same(input, recovered):
+    return input == recovered
+'''
+
+
+def test_answers_are_checked_by_their_inverse_and_nobody_checks_his_own(closed, tmp_path):
+    """[S3-30..S3-34] Clients and a volunteer compute, and compute back what another one did."""
+    closed.serve(write(tmp_path, "halves.py", HALVES))
+    closed.client("anna", ncpus=1)
+    closed.client("ben", ncpus=1)
+    closed.volunteer("vera")
+    closed.hurry("SELECT count(*) = 3 FROM workunit WHERE number IS NOT NULL "
+                 "AND assimilate_state = 2")
+    assert closed.kept("halves") == {i: 2 * i for i in range(3)}
+    assert closed.rows("SELECT count(*) FROM inverse_check c JOIN result r ON r.id = c.result_id "
+                       "JOIN result a ON a.id = c.answer WHERE a.host_id = r.host_id") == [0]
+    assert closed.rows("SELECT count(*) FROM black_entry") == [0]
