@@ -17,15 +17,23 @@ be wrong: `wrong_answers_at_most = 1e-4`. Then:
   where no vote can be won), up to SPOT_MAX; the rest by more second copies.
 * Evidence decays with a half-life of 30 days, and a little is always checked.
 
-Two equal answers are believed if one of the hosts was right before, three in any case. All this
-takes errors to be independent. Hosts that agree to lie give equal wrong answers: p and t are not
-what limits those, but that they seldom are right before, spot checks, and the black list.
+Two equal answers are believed if one of the hosts was right before, and no more such hosts
+contradict; three where nobody is known, and one more for each contradiction. All this takes errors
+to be independent. Hosts that agree to lie give equal wrong answers: p and t are not what limits
+those, but that they seldom are right before, spot checks, and the black list.
+
+What was believed alone stays on a list until its host is compared the next time. Was it wrong then,
+these answers are reported as doubtful, for they were handed over long ago.
 """
 
-from peewee import BigIntegerField, Case, FloatField, ForeignKeyField, IntegerField
+import time
+
+from peewee import (SQL, BigIntegerField, BooleanField, Case, CharField, FloatField,
+                    ForeignKeyField, IntegerField)
 
 from minigrid import (CHUNK, CHUNKS_MAX, RULES, App, Host, Record, Result, ValidateState, Workunit,
-                      apps, change, check_parameters, explain, fire, project, save_all)
+                      append_exactly, apps, canonical_json, change, check_parameters, explain,
+                      fire, project, remember, save_all)
 
 V = ValidateState
 PROVEN = 10  # right answers in a row, as BOINC's adaptive replication asks for
@@ -38,6 +46,7 @@ HOSTS_FEW = 10  # in a project so small there may be no third host: two are enou
 PATIENCE = 1 / 8  # of the delay_bound: so long equal answers of strangers wait ...
 LOOK_SECONDS = 600  # ... looked at so often
 SURE = 1.645  # standard deviations: 95 % of upper bounds hold
+DOUBTFUL_SHOWN = 30  # on the page; all are in a file, and each workunit's history has it
 
 
 class Evidence(Record):
@@ -46,7 +55,7 @@ class Evidence(Record):
     host = ForeignKeyField(Host, index=False)
     app = ForeignKeyField(App)
     run = IntegerField(default=0)  # right ones since the last wrong one
-    singles = IntegerField(default=0)  # believed without comparison since the last right one
+    singles = IntegerField(default=0)  # believed without comparison since the last one
     checked_time = BigIntegerField(default=0)  # the last comparison
 
     class Meta:
@@ -66,7 +75,7 @@ class Budget(Record):
     settled = BigIntegerField(default=0)  # workunits with an answer, ever
     judged = BigIntegerField(default=0)  # answers judged for them, ever
     single = BigIntegerField(default=0)  # workunits whose answer was compared with nothing
-    doubtful = BigIntegerField(default=0)  # of these, from hosts found out soon afterwards
+    doubtful = BigIntegerField(default=0)  # of these, from hosts that were wrong the next time
 
 
 class Waiting(Record):
@@ -77,7 +86,25 @@ class Waiting(Record):
     again = BigIntegerField(index=True)  # the next look
 
 
-TABLES = (Evidence, Budget, Waiting)
+class Single(Record):
+    """An answer that was believed alone; it goes with the next right one of its host.
+
+    After a wrong one it stays, as doubtful: the application has long taken the answer.
+    """
+
+    host = BigIntegerField()
+    app = IntegerField()
+    workunit = CharField()
+    number = BigIntegerField()  # the i of workunit(i)
+    time = BigIntegerField()
+    doubtful = BooleanField(default=False)
+
+    class Meta:
+        indexes = ((("host", "app"), False),)
+
+
+Single.add_index(Single.index(Single.id, where=SQL("doubtful"), name="single_doubtful"))
+TABLES = (Evidence, Budget, Waiting, Single)
 
 
 # ---- What an application says --------------------------------------------------
@@ -186,7 +213,7 @@ def at_send(r, wu, host, offer, now):
         if r.name.endswith("_0"):
             explain(wu, f"two copies, {say_chosen(offer.application, now)}")
         return
-    known = evidence_of(host.id, wu.app_id)
+    known = evidence_of([host.id], wu.app_id)[host.id]
     if is_proven(known, now):
         explain(wu, f"one copy: host {host.id} is proven, {known.run} right answers in a row; "
                     f"{say_chosen(offer.application, now)}")
@@ -212,12 +239,14 @@ def ask_second(wu, now, why):
 
 def ask_another(wu, verdict, now):
     """Say why answers that could be believed elsewhere are not, and what happens instead."""
-    strangers = "equal answers, but none of their hosts was found right elsewhere, and they are " \
-                f"fewer than {STRANGERS_ENOUGH}"
+    equal = max(map(len, verdict.groups), default=0)
+    strangers = f"{equal} equal answers, but none of their hosts was found right elsewhere"
     if wu.min_quorum == 1:
         ask_second(wu, now, "the host of the only answer is not proven, or not any more")
-    elif not verdict.pending and any(len(group) > wu.min_quorum // 2 for group in verdict.groups):
-        explain(wu, f"one more copy: {strangers}")
+    elif not verdict.pending and equal > 1:
+        explain(wu, "one more copy: equal answers, but not of more hosts that were found right "
+                    f"elsewhere than contradict them, nor of {STRANGERS_ENOUGH} that were not, "
+                    f"and one more for each contradiction")
     elif verdict.pending and not Waiting.select().where(Waiting.workunit == wu.id).exists():
         patience = int(PATIENCE * wu.delay_bound)
         Waiting.create(workunit=wu.id, until=now + patience, again=now + LOOK_SECONDS)
@@ -254,28 +283,63 @@ FIRST_STAGES = (vouching,)  # before the validator, which is to see what it wake
 
 
 def around_judge(judge):
-    """Believe a single answer only if its host is proven now: it may have been found out since.
-
-    And equal ones of strangers only if there are enough of them: two may know each other.
-    """
+    """Believe one answer only if its host is proven now, several by who is known among them."""
     def with_budget(wu, results, application):
         verdict = judge(wu, results, application)
-        if budget_of(application) is None or not verdict.canonical or verdict.known:
+        if budget_of(application) is None or not verdict.groups or verdict.known \
+                or wu.canonical_resultid:
             return verdict
-        known = [evidence_of(r.host_id, wu.app_id) for r in results if r.id in verdict.matching]
-        if verdict.canonical in verdict.unchecked:
-            disputed = usable(verdict) != {verdict.canonical}
-            believed = not disputed and is_proven(known[0], project.now)
-        else:
-            believed = any(evidence.run for evidence in known) or len(known) >= STRANGERS_ENOUGH \
-                or known_of(wu.app_id, project.now).hosts < HOSTS_FEW
-            waiting = Waiting.get_or_none(workunit=wu.id)
-            if not believed and (waiting is None or project.now < waiting.until):
-                verdict.pending = verdict.matching
-        if not believed:
+        group = choose_group(wu, results, verdict)
+        if not group:
             verdict.canonical, verdict.matching, verdict.unchecked = 0, set(), set()
+            verdict.pending = may_wait(wu, results, verdict)
+        elif group != verdict.matching:
+            verdict.canonical, verdict.matching, verdict.unchecked = min(group), group, set()
         return verdict
     return with_budget
+
+
+def choose_group(wu, results, verdict):
+    """Return the ids of the answers to believe: equal ones, or that of a proven host; or none.
+
+    Strangers may all be one person: where somebody is known, those alone have votes.
+    """
+    evidence = evidence_by_result(wu, results, verdict)
+    if len(evidence) == 1:
+        proven = all(is_proven(mine, project.now) for mine in evidence.values())
+        return verdict.matching if proven else set()
+    if known_of(wu.app_id, project.now).hosts < HOSTS_FEW:
+        return verdict.matching - verdict.unchecked
+
+    def rank(group):
+        return sum(evidence[rid].run > 0 for rid in group), len(group)
+
+    group = max(verdict.groups, key=rank)
+    (known, n), rivals = rank(group), [rank(g) for g in verdict.groups if not g & group]
+    if len(evidence) >= min(wu.max_success_results, wu.max_total_results):  # the last chance
+        enough = n >= (2 if known else STRANGERS_ENOUGH) and all(r < (known, n) for r in rivals)
+    elif known:
+        enough = n > 1 and all(votes < known for votes, _ in rivals)
+    else:  # Each contradiction asks for one more.
+        enough = n >= STRANGERS_ENOUGH + len(evidence) - n
+    return group if enough else set()
+
+
+def may_wait(wu, results, verdict):
+    """Return equal answers of strangers, while somebody may still come to be known of them."""
+    equal = max(verdict.groups, key=len)
+    waiting = Waiting.get_or_none(workunit=wu.id)
+    if len(equal) < 2 or waiting and project.now >= waiting.until or any(
+            mine.run for mine in evidence_by_result(wu, results, verdict).values()):
+        return set()
+    return equal
+
+
+def evidence_by_result(wu, results, verdict):
+    """Return the evidence behind each usable answer: {result id: Evidence}."""
+    chosen = [r for r in results if r.id in usable(verdict)]
+    evidence = evidence_of([r.host_id for r in chosen], wu.app_id)
+    return {r.id: evidence[r.host_id] for r in chosen}
 
 
 def usable(verdict):
@@ -286,9 +350,11 @@ def usable(verdict):
 # ---- Evidence ------------------------------------------------------------------
 
 
-def evidence_of(host_id, app_id):
-    """Return the evidence of a host, new and unsaved if there is none."""
-    return Evidence.get_or_none(host=host_id, app=app_id) or Evidence(host=host_id, app=app_id)
+def evidence_of(host_ids, app_id):
+    """Return the evidence of hosts, new and unsaved where there is none: {host id: Evidence}."""
+    found = {row.host_id: row for row in Evidence.select().where(
+        Evidence.app == app_id, Evidence.host.in_(host_ids))}
+    return {i: found.get(i) or Evidence(host=i, app=app_id) for i in host_ids}
 
 
 def is_proven(evidence, now):
@@ -306,28 +372,37 @@ def at_verdict(wu, judged, verdict, hosts, now):
     if not judged:
         return
     known, rows = known_of(wu.app_id, now), []
+    by_host = evidence_of([r.host_id for r in judged], wu.app_id)
+    if verdict.canonical and usable(verdict) - verdict.matching:
+        n = sum(by_host[r.host_id].run > 0 for r in judged if r.id in verdict.matching)
+        explain(wu, f"{len(verdict.matching)} of {len(usable(verdict))} answers are believed; of "
+                    f"their hosts {n or 'none'} had been found right elsewhere")
     for r in judged:
-        evidence = evidence_of(r.host_id, wu.app_id)
+        evidence = by_host[r.host_id]
         known.hosts += evidence.id is None
         if r.id in verdict.unchecked:
-            believe(evidence, known)
+            believe(evidence, known, wu, now)
         else:
             compare(evidence, known, r, r.validate_state == V.VALID,
                     r.id in verdict.unreadable, now)
         rows.append(evidence)
     if verdict.canonical:
         known.settled += 1
+        # The store may give the number of a workunit that is purged to the next one.
+        Waiting.delete().where(Waiting.workunit == wu.id).execute()
     elif late := late_copies(wu, judged, verdict):
         rows += recheck_single(wu, late, known, now)
     known.judged += len(judged)
     save_all([known, *rows])
 
 
-def believe(evidence, known):
-    """Count an answer that was compared with nothing."""
+def believe(evidence, known, wu, now):
+    """Count an answer that was compared with nothing, and remember it until its host is."""
     evidence.singles += 1
     known.answers += 1
     known.single += 1
+    Single.create(host=evidence.host_id, app=wu.app_id, workunit=wu.name, number=wu.number,
+                  time=now)
 
 
 def compare(evidence, known, r, right, unreadable, now):
@@ -339,12 +414,45 @@ def compare(evidence, known, r, right, unreadable, now):
         if not right:
             known.wrong += 1
             known.found += 1
-            known.doubtful += evidence.singles
             explain(r, f"host {evidence.host_id} was proven by {evidence.run} right answers and is "
-                       f"no longer; {evidence.singles} of its answers since the last comparison "
-                       f"were believed alone and are doubtful")
+                       f"no longer")
     evidence.run = evidence.run + 1 if right else 0
-    evidence.singles, evidence.checked_time = 0, now
+    evidence.checked_time = now
+    if evidence.singles and not unreadable:
+        known.doubtful += 0 if right else doubt(evidence, r, now)
+        evidence.singles = 0
+        Single.delete().where(Single.host == evidence.host_id, Single.app == evidence.app_id,
+                              ~Single.doubtful).execute()
+
+
+def doubt(evidence, r, now):
+    """Tell all who may care which answers of a host, believed alone, are doubtful; return how many.
+
+    In the histories of those still in the store, and in a file beside the wrong answers.
+    """
+    mine = (Single.host == evidence.host_id) & (Single.app == evidence.app_id) & ~Single.doubtful
+    rows = list(Single.select().where(mine).order_by(Single.id))
+    why = f"host {evidence.host_id}, whose word alone was taken for it, was wrong in {r.name}, " \
+          f"the next of its answers that was compared"
+    for wu in Workunit.select().where(Workunit.name.in_([row.workunit for row in rows[-CHUNK:]])):
+        explain(wu, f"doubtful: {why}")
+    explain(r, f"doubtful: {len(rows)} answers of host {evidence.host_id} that were believed "
+               f"alone since it was compared last")
+    path = project.data / "wrong" / f"{App.get_by_id(evidence.app_id).name}.doubtful.jsonl"
+    lines = [canonical_json(dict(workunit=row.workunit, number=row.number, host=row.host,
+                                 believed=row.time, time=now, why=why)) for row in rows]
+    try:
+        append_exactly(path, "".join(line + "\n" for line in lines).encode())
+    except OSError as error:  # No reason to leave the verdict undone.
+        remember(now, f"doubtful answers are not noted in {path}: {error}")
+    Single.update(doubtful=True).where(mine).execute()
+    return len(rows)
+
+
+def hourly(now):
+    """Forget what is too old to be of use."""
+    project.write(lambda: Single.delete().where(
+        Single.time < now - 365 * 86400).execute())
 
 
 def late_copies(wu, judged, verdict):
@@ -360,7 +468,7 @@ def recheck_single(wu, judged, known, now):
     Where they differ nobody knows who is wrong: the run of either ends.
     """
     r = Result.get_by_id(wu.canonical_resultid)
-    evidence = evidence_of(r.host_id, wu.app_id)
+    evidence = evidence_of([r.host_id], wu.app_id)[r.host_id]
     right = all(late.validate_state == V.VALID for late in judged)
     compare(evidence, known, r, right, False, now)
     return [evidence]
@@ -370,7 +478,7 @@ def recheck_single(wu, judged, known, now):
 
 
 def trust_facts(now):
-    """Return the section of the page of trust: what is chosen for each budget, and its cost."""
+    """Return sections of the page of trust: what budgets choose and cost; what is in doubt."""
     rows = []
     for application in apps.values():
         if budget_of(application) is not None:
@@ -383,15 +491,29 @@ def trust_facts(now):
                 f"{known.judged / known.settled:.2f} (expected {r + s:.2f} from proven hosts)"
                 if known.settled else f"expected {r + s:.2f}",
                 f"{known.single} of {known.settled}", known.doubtful])
-    if not rows:
-        return []
-    return [dict(
+    budgets = dict(
         title="Error budgets",
         text="How much is checked follows from what is measured: r is the mean number of copies "
              "of a workunit, spot checks are mixed into so many requests. This assumes that "
              "computers err independently of each other. Those who agree to give the same wrong "
-             "answer can exceed the budget until a spot check finds them. Doubtful is what was "
-             "believed alone from computers that were found out soon afterwards.",
+             "answer can exceed the budget until a spot check finds them.",
         columns=["application", "wrong at most", "r", "spot checks", "wrong, of proven hosts",
                  "turned bad", "answers for each workunit", "believed alone", "doubtful"],
-        rows=rows)]
+        rows=rows)
+    return [budgets] * bool(rows) + doubtful_answers()
+
+
+def doubtful_answers():
+    """Return the section of the page of trust with the last doubtful answers, if there are any."""
+    names = dict(App.select(App.id, App.name).tuples())
+    rows = [[row.workunit, row.number, names.get(row.app, "?"), f"computer {row.host}",
+             time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(row.time))]
+            for row in Single.select().where(SQL("doubtful")).order_by(Single.id.desc())
+            .limit(DOUBTFUL_SHOWN)]
+    return [dict(
+        title="Doubtful answers",
+        text="Believed alone, from a computer whose next compared answer was wrong. They stay as "
+             "they are: compute them again where it matters. Here are the last ones, in "
+             "data/wrong all of them.",
+        columns=["workunit", "number", "application", "computer", "believed"], rows=rows)] \
+        if rows else []

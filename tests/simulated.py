@@ -1,8 +1,8 @@
 """The simulated world: volunteers of every temper against the real schedule() and run_pass().
 
 A world is a function of its seed: a project, its volunteers, and a clock that jumps from event to
-event. `World` looks at everything after every event; `Crowd` is made for thousands of hosts, runs
-a pass only every ten minutes, and measures who was believed.
+event. `World` looks at everything on the way; `Crowd` is made for thousands of hosts, runs a pass
+only every ten minutes, and measures who was believed.
 """
 
 import contextlib
@@ -14,6 +14,8 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 from unittest import mock
+
+import peewee
 
 import minigrid as m
 
@@ -197,9 +199,11 @@ class World:
         assert violations() == []
 
     def event(self):
-        """The next visit, and a pass a second after it."""
+        """The next visit, and a pass a second after it; or not, for reports may come together."""
         self.visit()
         self.now += 1
+        if self.rng.random() < 0.5:
+            return
         with self.trouble():
             m.run_pass(self.now)
 
@@ -386,9 +390,22 @@ def crowd(hosts, liars=0.0, colluders=0.0, temper="always wrong"):
     return tempers
 
 
-def without_fsync():
-    """Context: nothing waits for the disk; rules are tried, not power cuts."""
-    return mock.patch.object(os, "fsync", lambda file: None)
+@contextlib.contextmanager
+def in_a_hurry():
+    """Context: nothing waits for the disk, and columns are written without ceremony.
+
+    Rules are tried, not power cuts; and peewee puts together the same names of columns again and
+    again, with objects for each: a quarter of the time of a world.
+    """
+    def column(self, context):
+        table = self.model._meta.table
+        if context.scope == peewee.SCOPE_VALUES or table._alias:
+            return context.sql(self.column)
+        return context.literal(f'"{context.alias_manager[table]}"."{self.column_name}"')
+
+    with mock.patch.object(os, "fsync", lambda file: None), \
+            mock.patch.object(peewee.Field, "__sql__", column):
+        yield
 
 
 def fired():

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 
 import pytest
-from simulated import HOUR, World, without_fsync
+from simulated import HOUR, World, in_a_hurry
 
 import minigrid as m
 
@@ -157,7 +157,7 @@ def make_world(seed, folder):
 @pytest.fixture(autouse=True)
 def no_disk():
     """Power cuts are tested elsewhere."""
-    with without_fsync():
+    with in_a_hurry():
         yield
 
 

@@ -27,7 +27,7 @@ def run(tmp_path):
         print(constants, measures)
         return measures
 
-    with simulated.without_fsync():
+    with simulated.in_a_hurry():
         yield live
     m.close_project()
 

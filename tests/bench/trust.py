@@ -1,15 +1,17 @@
 """Try every policy of trust on a simulated crowd that lies, and print the README's table.
 
     PYTHONPATH=. python tests/bench/trust.py [--hosts 1000] [--workunits 5000] [--seed 1]
-        [--colluders 0.05] [--liars 0 0.05 0.2 0.4] [--only WORD] [--jobs N] [--quick]
-        [--json FILE] [--markdown FILE]
+        [--colluders 0.05] [--liars 0 0.05 0.2 0.4] [--temper "always wrong"] [--only POLICY]
+        [--jobs N] [--quick] [--json FILE] [--markdown FILE]
 
 Real schedule() and run_pass() on a virtual clock, a project in a temporary directory for each line.
 Liars give a wrong answer each time, each another one; colluders give the same wrong one. Of the
 others 10 % are slow, 5 % flaky, 2 % copies of another's client directory, 10 % asleep at night.
-`--quick` is 100 hosts and 500 workunits. A line of 1,500 workunits takes about a minute, one for
-each processor at once. With `--json` each line is kept as soon as it is known, and what the file
-has of a stopped run is not done again; `--markdown` writes the table as far as it is known.
+`--quick` is 100 hosts and 500 workunits. A line of 5,000 workunits takes one or two minutes of a
+processor, and one line for each processor is computed at once. With `--json` each line is kept as
+soon as it is known, and what the file has of a stopped run is not done again; `--markdown` writes
+the table as far as it is known. `--temper "sometimes wrong"` makes liars that are wrong once in
+ten times.
 """
 
 import argparse
@@ -57,8 +59,8 @@ COLUMNS = {
 def measure(policy, share, options):
     """Run one world to its end; return its measures."""
     load_plugins()
-    with tempfile.TemporaryDirectory() as folder, simulated.without_fsync():
-        crowd = simulated.crowd(options.hosts, share, options.colluders)
+    with tempfile.TemporaryDirectory() as folder, simulated.in_a_hurry():
+        crowd = simulated.crowd(options.hosts, share, options.colluders, options.temper)
         try:
             w = simulated.Crowd(options.seed, Path(folder), crowd, options.workunits,
                                 POLICIES[policy])
@@ -92,7 +94,9 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--colluders", type=float, default=0.05)
     parser.add_argument("--liars", type=float, nargs="*", default=[0, 0.05, 0.2, 0.4])
-    parser.add_argument("--only", default="", help="policies with this word in their names")
+    parser.add_argument("--temper", default="always wrong", choices=simulated.TEMPERS,
+                        help="what kind of hosts the liars are")
+    parser.add_argument("--only", default=[*POLICIES], nargs="*", choices=POLICIES)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--quick", action="store_true", help="100 hosts, 500 workunits")
     parser.add_argument("--json", type=Path, help="keep the figures here, and go on from them")
@@ -100,10 +104,9 @@ def main():
     options = parser.parse_args()
     if options.quick:
         options.hosts, options.workunits = 100, 500
-    cases = [(policy, share) for policy in POLICIES if options.only in policy
-             for share in options.liars]
+    cases = [(policy, share) for policy in options.only for share in options.liars]
     world_of = {name: getattr(options, name) for name in (
-        "hosts", "workunits", "seed", "colluders")}
+        "hosts", "workunits", "seed", "colluders", "temper")}
     kept = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
     rows = {(row["policy"], row["share"]): row for row in kept if world_of.items() <= row.items()}
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
