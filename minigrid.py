@@ -1353,9 +1353,14 @@ def take_reports(request, reply, host, versions, changed, now):
         elif r.received_time or (r.server_state == S.OVER and r.outcome != O.NO_REPLY):
             twice = True  # Also a detached host's: decided one way, here [C11].
         else:
-            # Its user's other host may report it [C43]; the one that was given it answers for it,
-            # or a liar would report by a fresh host each time, and stay known as honest itself.
+            handed_on = r.host_id != host.id and r.workunit_id not in units \
+                and not Result.select().where(
+                    Result.workunit == r.workunit_id, Result.host == host).exists()
             r.workunit = units.setdefault(r.workunit_id, r.workunit)  # Two reports, one row.
+            if handed_on:  # Its user's other host reports it [C43]; no two copies on one.
+                for take_note in plugged("handed_on"):
+                    take_note(r, host, now)
+                r.host = host.id
             receive(r, report, host, versions, now)
             changed += [r, r.workunit]
     return twice

@@ -357,6 +357,11 @@ def evidence_of(host_ids, app_id):
     return {i: found.get(i) or Evidence(host=i, app=app_id) for i in host_ids}
 
 
+def handed_on(r, host, now):
+    """Let the run of a host end whose task another one of its volunteer reports [C43]."""
+    Evidence.update(run=0).where(Evidence.host == r.host_id, Evidence.app == r.app_id).execute()
+
+
 def is_proven(evidence, now):
     """Has a host been right often enough, and lately?"""
     return evidence.run >= PROVEN and now <= evidence.checked_time + PROOF_SECONDS

@@ -142,6 +142,18 @@ def at_send(r, wu, host, offer, now):
                 f"in {1 / chance:.3g} times")
 
 
+def handed_on(r, host, now):
+    """Believe nobody alone whose task another computer of its volunteer reports [C43]."""
+    application = next((a for a in apps.values() if a.id == r.app_id), None)
+    if not application or not adaptive(r.app_id):
+        return
+    end_run(r)
+    wu, quorum = r.workunit, application.parameters.get("min_quorum", 2)
+    if wu.number is not None and not wu.canonical_resultid:
+        ask_another(wu, quorum, quorum, now, f"computer {host.id} reports what computer "
+                                             f"{r.host_id} was given")
+
+
 def chance_of_check(run):
     """Return how likely a host is checked after a run of right answers: BOINC's 1/run, 1 at first.
 

@@ -157,6 +157,12 @@ def restart(folder, **settings):
     return m.sync_apps([folder], NOW - DAY)
 
 
+def run_until_closed(server):
+    """Run a server of waitress in a thread of its own, until its sockets are closed."""
+    with contextlib.suppress(OSError):  # which its thread may be waiting for just then
+        server.run()
+
+
 def settings(**changes):
     """Change settings of the open project."""
     m.project.settings = m.dataclasses.replace(m.project.settings, **changes)

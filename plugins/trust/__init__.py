@@ -16,7 +16,7 @@ CONSTANTS = {"black_list": blacklist.check_mode, "spot_checks": blacklist.check_
 commands = orders.commands
 refused, barred, withhold = spots.refused, spots.barred, spots.withhold
 urgent, at_send, wanted_after_all = spots.urgent, spots.at_send, spots.wanted_after_all
-black_list_mode = blacklist.black_list_mode
+black_list_mode, handed_on = blacklist.black_list_mode, blacklist.handed_on
 standing_of, error_rate = blacklist.standing_of, blacklist.error_rate
 trust_of_host, trust_of_hosts = pages.trust_of_host, pages.trust_of_hosts
 
@@ -53,7 +53,7 @@ def at_verdict(wu, judged, verdict, hosts, now):
             continue  # An error is no lie; a single answer is not known to be right.
         compared.append((r, host))
     if compared:
-        weigh(application, wu, compared, verdict, hosts, checks, now)
+        weigh(application, wu, blacklist.answerable(compared), verdict, hosts, checks, now)
     suspects.note(verdict, hosts, now)
     if verdict.canonical:
         spots.keep(application, wu, verdict, now)

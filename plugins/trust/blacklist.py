@@ -144,7 +144,19 @@ class Measured(Record):
     spot_wrong = IntegerField(default=0)
 
 
-TABLES = (BlackEntry, Standing, Measured)
+class HandedOn(Record):
+    """A task that another computer of its volunteer reported than was given it [C43].
+
+    Who was given it answers for it, or a liar would report by a fresh host each time, and stay in
+    good standing itself.
+    """
+
+    result = CharField(unique=True)
+    host = IntegerField()
+    time = IntegerField()
+
+
+TABLES = (BlackEntry, Standing, Measured, HandedOn)
 
 
 # ---- How often hosts are right ---------------------------------------------------
@@ -466,6 +478,23 @@ def reward(r, host, now):
                 explain(host, f"black list: {entry.ended_why}")
 
 
+def handed_on(r, host, now):
+    """Note who was given a task, before the row says who has reported it. In the writer."""
+    HandedOn.replace(result=r.name, host=r.host_id, time=now).execute()
+    explain(r, f"computer {host.id} reports what its volunteer's computer {r.host_id} was given, "
+               f"which answers for it")
+
+
+def answerable(compared):
+    """Return [(result, host)] with the hosts that were given the tasks, whoever reported them."""
+    given = dict(HandedOn.select(HandedOn.result, HandedOn.host).where(
+        HandedOn.result.in_([r.name for r, _ in compared])).tuples())
+    rows = {host.id: host for host in Host.select().where(
+        Host.id.in_(list(given.values())))} if given else {}
+    return [(r, rows.get(given.get(r.name), host)) for r, host in compared]
+
+
 def forget_old(now):
-    """Forget entries that ended more than a year ago. Runs in the writer."""
+    """Forget what is over: entries that ended more than a year ago. Runs in the writer."""
+    HandedOn.delete().where(HandedOn.time < now - 365 * 86400).execute()
     BlackEntry.delete().where(BlackEntry.ended > 0, BlackEntry.ended < now - 365 * 86400).execute()

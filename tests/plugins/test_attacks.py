@@ -239,7 +239,27 @@ def test_lies_reported_by_a_fresh_host_are_those_of_the_host_that_got_the_task(o
     passes(grid)
     (entry,) = module("trust.blacklist").BlackEntry.select()
     assert entry.host == liar.hostid and result(name).validate_state == V.INVALID
-    assert liar.fetch(grid.clock) == [] == fresh.fetch(grid.clock)[:0]
+    assert result(name).host_id == fresh.hostid  # as BOINC has it
+    assert liar.fetch(grid.clock) == []
+
+
+def test_nobody_is_believed_alone_by_another_ones_proof(open_grid):
+    """[C43] Nor keeps it who does not report what it was given."""
+    grid = open_grid(PLAIN.format(constants='validation = "adaptive"\nmin_quorum = 2'))
+    proofs, liar = module("recheck").Proof, Client("liz")
+    add("a", 4, NOW)
+    liar.report(*liar.fetch(NOW), "4", NOW)
+    version = result("a_4_0").app_version_id
+    proofs.insert(host=liar.hostid, app_version=version, run=50, time=NOW).execute()
+    grid.rng.random = lambda: 0.99  # not drawn for a check
+    add("a", 5, NOW)
+    (name,) = [name for name in liar.fetch(NOW + 9) if name.startswith("a_5")]
+    assert result(name).workunit.min_quorum == 1
+    Client("liz").report(name, "6", NOW + 9)
+    grid.clock = NOW + 10
+    passes(grid)
+    assert result(name).workunit.min_quorum == 2 and not result(name).workunit.canonical_resultid
+    assert proofs.get(host=liar.hostid).run == 0
 
 
 def test_a_check_is_not_answered_by_who_was_not_sent_it(open_grid):

@@ -326,6 +326,15 @@ def test_equal_answers_of_two_strangers_wait_for_somebody_who_knows_one(grid, ca
     assert not budget.Waiting.select().exists()  # Its number may be given to another workunit.
 
 
+def test_a_host_whose_task_another_one_reports_is_not_proven_any_more(grid):
+    """[C43] Or a liar would stay proven, whatever its volunteer's other computers report."""
+    ann = prove(Client("ann"), 20)
+    make.add()
+    (name,) = ann.fetch(NOW)
+    Client("ann").report(name, "5", now=NOW + 1)
+    assert run_of(ann) == 0
+
+
 def test_different_answers_of_strangers_do_not_wait(grid):
     strangers("5", "9")
     look(NOW + 10)

@@ -377,7 +377,7 @@ def test_further_input_files_hide_no_file(grid, loader, tmp_path, name, why):
 def server(grid):
     """The open project behind a socket, its passes run by hand."""
     server = create_server(m.make_app(lambda: NOW), host="127.0.0.1", port=0)
-    thread = threading.Thread(target=server.run, daemon=True)
+    thread = threading.Thread(target=make.run_until_closed, args=(server,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.effective_port}"
     server.task_dispatcher.shutdown()

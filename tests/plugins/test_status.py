@@ -939,7 +939,7 @@ def serving(before_first_report):
             m.db.close()
 
     server = waitress.create_server(middle, host="127.0.0.1", port=0, threads=4)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=make.run_until_closed, args=(server,))
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.effective_port}/"

@@ -938,7 +938,7 @@ def web(captured):
 
     m.project.write.start()
     server = waitress.create_server(closing, host="127.0.0.1", port=0, threads=2, ident=None)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=make.run_until_closed, args=(server,))
     thread.start()
 
     def send(request):
