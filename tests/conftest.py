@@ -98,7 +98,7 @@ def sendable(value):
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, (list, tuple)):
-        return [sendable(item) for item in value]
+        return type(value)(map(sendable, value))  # The place of a skip must stay a tuple.
     if isinstance(value, dict):
         return {key: sendable(item) for key, item in value.items()}
     return value

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import conftest
 import pytest
 
 import minigrid
@@ -137,6 +138,12 @@ def test_readme_sections_of_plugins_can_be_read(tmp_path):
         section, names = re.match(r"\[(\w+)\]", text)[1], set(re.findall(r"^(\w+) =", text, re.M))
         (kind,) = [k for k in kinds if names <= set(k.__dataclass_fields__)]
         minigrid.read_settings(tmp_path / "setup.cfg", kind, section)
+
+
+def test_what_a_worker_reports_keeps_its_kind():
+    """The place of a skip must be a tuple, or all ends in an error where something is skipped."""
+    assert conftest.sendable({"place": ("a", 1), "log": ["\udc80"]}) \
+        == {"place": ("a", 1), "log": ["\\udc80"]}
 
 
 def test_readme_names_every_command():
