@@ -29,7 +29,8 @@ def routes(app, clock):
     def _():
         now = clock()
         parts = [dict(title=section["title"], texts=filter(None, [section["text"]]),
-                      head=section["columns"], rows=map(with_link, section["rows"]), kinds=KINDS)
+                      head=section["columns"], kinds=KINDS,
+                      rows=[with_link(row) for row in section["rows"]])
                  for section in sections(now)]
         return plugged("show_page")[-1]("Whom this project believes", parts, now,
                                         json="/trust.json")

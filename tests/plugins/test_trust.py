@@ -1026,6 +1026,7 @@ def test_the_page_tells_it_and_escapes_it(policy, people, black):
     for word in ("0 of 3 right answers to spot checks", "no work", "it said 5", "S3-29",
                  "There are none", "near", f'<a href="/why/computer-{people.liz.hostid}">'):
         assert word in text
+    assert "With each other" not in text, "no empty table of suspects"
     keys = [user.authenticator for user in m.User.select()]
     m.User.update(authenticator=m.User.authenticator.concat("SECRET")).execute()
     assert keys and "SECRET" not in page_text()
