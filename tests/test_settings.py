@@ -78,6 +78,12 @@ def test_overrides_win_and_none_is_none(read):
     assert (got.stock, got.port) == (8, 1234)
 
 
+def test_an_override_may_be_nothing(read):
+    """Zero and the empty text are values: a free port, no proxy."""
+    got = read("stock = 7\nproxy = 10.0.0.1", stock=0, port=0, proxy="")
+    assert (got.stock, got.port, got.proxy) == (0, 0, "")
+
+
 def test_settings_do_not_change_while_the_server_runs():
     with pytest.raises(dataclasses.FrozenInstanceError):
         m.Settings().stock = 1

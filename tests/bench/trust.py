@@ -1,7 +1,7 @@
 """Try every policy of trust on a simulated crowd that lies, and print the README's table.
 
     PYTHONPATH=. python tests/bench/trust.py [--hosts 1000] [--workunits 5000] [--seed 1]
-        [--colluders 0.05] [--liars 0 0.05 0.2 0.4] [--temper "always wrong"] [--only POLICY]
+        [--colluders 0.05] [--liars 0 0.05 0.2 0.4] [--lies 1] [--only POLICY]
         [--jobs N] [--quick] [--json FILE] [--markdown FILE]
 
 Real schedule() and run_pass() on a virtual clock, a project in a temporary directory for each line.
@@ -10,8 +10,7 @@ others 10 % are slow, 5 % flaky, 2 % copies of another's client directory, 10 % 
 `--quick` is 100 hosts and 500 workunits. A line of 5,000 workunits takes one or two minutes of a
 processor, and one line for each processor is computed at once. With `--json` each line is kept as
 soon as it is known, and what the file has of a stopped run is not done again; `--markdown` writes
-the table as far as it is known. `--temper "sometimes wrong"` makes liars that are wrong once in
-ten times.
+the table as far as it is known. `--lies 0.1` makes liars that are wrong once in ten times.
 """
 
 import argparse
@@ -24,32 +23,26 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+import minigrid as m
 
-import simulated  # noqa: E402
-
-import minigrid as m  # noqa: E402
-
-RECHECK = 'validation = "recheck"\n'
 POLICIES = {  # what stands in the application's file
-    "none": 'validation = "none"',
-    "check": simulated.CHECK,
-    "inverse": simulated.INVERSE,
-    "recheck 1.3": RECHECK + "recheck = 1.3",
-    "recheck 2": RECHECK + "recheck = 2",
-    "quorum 2": "min_quorum = 2",
-    "quorum 3": "min_quorum = 3",
-    "adaptive": 'validation = "adaptive"',
-    "budget 1e-3": RECHECK + "wrong_answers_at_most = 1e-3",
+    "none": dict(validation="none"),
+    "check": dict(validation="check"),
+    "inverse": dict(validation="inverse"),
+    "recheck 1.3": dict(validation="recheck", recheck=1.3),
+    "recheck 2": dict(validation="recheck", recheck=2),
+    "quorum 2": dict(min_quorum=2),
+    "quorum 3": dict(min_quorum=3),
+    "adaptive": dict(validation="adaptive"),
+    "budget 1e-3": dict(validation="recheck", wrong_answers_at_most=1e-3),
 }
 COLUMNS = {
     "policy": lambda x: x["policy"],
     "liars": lambda x: f"{x['share']:.0%}",
     "wrong answers accepted": lambda x: f"{x['wrong']} ({x['wrong_rate']:.2%})",
     "failed": lambda x: f"{x['failed']}",
-    "copies per workunit": lambda x: f"{x['copies']:.2f}",
-    "last answer": lambda x: f"{x['hours']:.0f} h",
+    "copies per workunit": lambda x: f"{x['copies'] / x['workunits']:.2f}",
+    "last answer": lambda x: f"{24 * (x['days_to_last'] or x['days']):.0f} h",
     "liars caught": lambda x: f"{x['liars_caught']} of {x['liars']}",
     "honest black-listed at the end (ever)":
         lambda x: f"{x['honest_listed']} ({x['honest_ever_listed']})",
@@ -57,26 +50,28 @@ COLUMNS = {
 
 
 def measure(policy, share, options):
-    """Run one world to its end; return its measures."""
-    load_plugins()
-    with tempfile.TemporaryDirectory() as folder, simulated.in_a_hurry():
-        crowd = simulated.crowd(options.hosts, share, options.colluders, options.temper)
-        try:
-            w = simulated.Crowd(options.seed, Path(folder), crowd, options.workunits,
-                                POLICIES[policy])
-            measures = w.run()
-            assert not m.project.counts["stage errors"], m.project.errors
-        finally:
-            m.close_project()
-    return dict(policy=policy, share=share, **measures)
+    """Run one world to its end; return its figures."""
+    simulate = load_plugins()
+    others = 1 - share - options.colluders
+    shares = {kind: part * others for kind, part in simulate.tempers.USUAL.items()}
+    plan = simulate.world.Plan(
+        seed=options.seed, hosts=options.hosts, workunits=options.workunits, lies=options.lies,
+        cache_hours=2, shares={**shares, "liars": share, "colluders": options.colluders})
+    with tempfile.TemporaryDirectory(dir=simulate.memory()) as folder:
+        with simulate.prepared(plan, Path(folder), constants=POLICIES[policy]) as (world, name):
+            world.live()
+            found = simulate.report.figures(world, name)
+            assert not found["stage_errors"], m.project.errors
+    return dict(policy=policy, share=share, **found)
 
 
 @functools.lru_cache(maxsize=None)
 def load_plugins():
-    """Load the plugins a server loads, once in each process."""
+    """Load the plugins a server loads, once in each process; return the simulator."""
     if not m.plugins:
         m.load_plugins(m.Settings.plugins.split())
         gc.set_threshold(50_000)  # A tenth of the time otherwise.
+    return sys.modules["minigrid_plugin_simulate"]
 
 
 def table(rows):
@@ -94,8 +89,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--colluders", type=float, default=0.05)
     parser.add_argument("--liars", type=float, nargs="*", default=[0, 0.05, 0.2, 0.4])
-    parser.add_argument("--temper", default="always wrong", choices=simulated.TEMPERS,
-                        help="what kind of hosts the liars are")
+    parser.add_argument("--lies", type=float, default=1, help="share of their answers")
     parser.add_argument("--only", default=[*POLICIES], nargs="*", choices=POLICIES)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--quick", action="store_true", help="100 hosts, 500 workunits")
@@ -105,8 +99,8 @@ def main():
     if options.quick:
         options.hosts, options.workunits = 100, 500
     cases = [(policy, share) for policy in options.only for share in options.liars]
-    world_of = {name: getattr(options, name) for name in (
-        "hosts", "workunits", "seed", "colluders", "temper")}
+    world_of = {f"given {name}": getattr(options, name) for name in (
+        "hosts", "workunits", "seed", "colluders", "lies")}
     kept = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
     rows = {(row["policy"], row["share"]): row for row in kept if world_of.items() <= row.items()}
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
@@ -114,7 +108,8 @@ def main():
         for run in concurrent.futures.as_completed(runs):
             row = rows[runs[run]] = {**world_of, **run.result()}
             kept.append(row)
-            print(row, file=sys.stderr, flush=True)
+            print({key: row[key] for key in row if key not in ("progress", "rules")},
+                  file=sys.stderr, flush=True)
             if options.json:
                 options.json.write_text(json.dumps(kept, indent=1))
             if options.markdown:
