@@ -43,36 +43,32 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Callable
 
 import bottle
 import waitress
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
-from peewee import (JOIN, SQL, BigIntegerField, BooleanField, CharField, DatabaseError, FloatField,
+from peewee import (SQL, BigIntegerField, BooleanField, CharField, DatabaseError, FloatField,
                     ForeignKeyField, IntegerField, IntegrityError, Model, SqliteDatabase, TextField)
 from playhouse.fields import IntEnumField
 
 __version__ = "0.4.0"
 log = logging.getLogger("minigrid")
 
-__all__ = [
-    "NEVER", "ServerState", "Outcome", "ValidateState", "FileDeleteState", "AssimilateState",
-    "ErrorMask", "Rule", "rule", "RULES", "DEVIATIONS", "fire", "explain", "fired", "label",
-    "IllegalMove", "ClientError", "PluginError", "StoreError", "db", "Meta", "User", "Host", "App",
-    "AppVersion", "HostAppVersion", "Workunit", "Result", "SharedFile", "Firing", "Record",
-    "canonical_json", "save_all", "append_exactly", "lock_directory", "server_note", "UNSENT",
-    "IN_PROGRESS", "DUE", "TO_VALIDATE", "TO_ASSIMILATE", "Settings", "setting", "read_settings",
-    "project", "open_project", "close_project", "remember", "PARAMETERS", "Application", "ALL",
-    "GENERATOR", "apps", "plugins", "plugged", "check_parameters", "sync_apps", "working",
-    "file_path", "file_entry", "store_file", "settle", "output_files", "add_work", "Request",
-    "Report", "Reply", "Assignment", "schedule", "say_to", "send", "COULDNT_SEND", "DETACH",
-    "HOST_FIELDS", "log", "transition", "Verdict", "candidates", "validate", "load", "DELETED",
-    "NOT_DELETED", "PURGE", "FILES_READY", "FILES_GONE", "FILES_STUCK", "CHUNK", "CHUNKS_MAX",
-    "put_off", "chunks", "STAGES", "all_stages", "run_pass", "make_app", "base_url", "wall_clock",
-    "load_plugins", "running", "main", "CANCEL", "change", "NOT_NOW",
-]
+__all__ = """
+    NEVER ServerState Outcome ValidateState FileDeleteState AssimilateState ErrorMask Rule rule
+    RULES fire explain fired label ClientError PluginError StoreError db Meta User Host App
+    AppVersion HostAppVersion Workunit Result SharedFile Firing Record canonical_json prepared
+    results_named save_all append_exactly lock_directory server_note UNSENT IN_PROGRESS DUE
+    TO_VALIDATE TO_ASSIMILATE Settings setting read_settings project open_project close_project
+    remember PARAMETERS Application ALL GENERATOR apps plugins plugged check_parameters sync_apps
+    working file_path file_entry store_file settle output_files add_work Request Report Reply
+    schedule say_to send COULDNT_SEND DETACH HOST_FIELDS log transition Verdict candidates load
+    DELETED NOT_DELETED PURGE FILES_READY FILES_GONE FILES_STUCK CHUNK CHUNKS_MAX put_off chunks
+    STAGES all_stages run_pass base_url wall_clock running main CANCEL change NOT_NOW held_by
+    hosts_of results_of ASSIMILATED DEFERRED FAIL_NO_CANONICAL work_off
+""".split()
 
 NEVER = 2147483647  # the INT_MAX of transition_time [C9 C35]; 0 means due at once
 RETRY_SECONDS = 6 * 3600  # a workunit that could not be judged is looked at again then [C13]
@@ -370,20 +366,6 @@ CANCEL = rule(
     "cancel", "operator", "C9 C42", "the project's owner does not want it any more",
     {}, dict(error_mask=E.CANCELLED))
 
-DEVIATIONS = {rule_id: why for rule_ids, why in (  # what no code carries out
-    ("S0-35 S2-20", "C1: the next transition is the earliest deadline"),
-    ("S4-45", "C2: a misprint; strictly after the deadline"),
-    ("S0-38 S4-60", "C3: the transitioner sets TOO_LATE; the validator is not called"),
-    ("S2-03 S2-11", "C8: one transitioner for all applications"),
-    ("S2-37 S2-38 S2-40", "C10: the transitioner alone sets file_delete_state"),
-    ("S2-32 S4-65", "C11: a late report may still count, its files stay"),
-    ("S0-46", "C13: a consensus wakes the assimilator, which wakes the transitioner"),
-    ("S4-44", "C14: CLIENT_DETACHED"),
-    ("S4-58", "C15: no such state; outcome VALIDATE_ERROR"),
-    ("C37 C41", "wording and layout of the sources; nothing to carry out"),
-) for rule_id in rule_ids.split()}
-
-
 # ---- 3. Records --------------------------------------------------------------
 #
 # Plain peewee models with BOINC's column names. Partial indexes hold only the rows somebody waits
@@ -392,7 +374,8 @@ DEVIATIONS = {rule_id: why for rule_ids, why in (  # what no code carries out
 
 db = SqliteDatabase(None, lock_type="IMMEDIATE", pragmas={
     "journal_mode": "wal", "synchronous": "full", "foreign_keys": 1, "cache_size": -8000,
-}, timeout=30)
+    "temp_store": "memory",  # Else what a savepoint may need back is written to files.
+}, timeout=30, cached_statements=500)
 
 DUE = SQL("transition_time < 2147483647")
 TO_VALIDATE = SQL("need_validate")
@@ -617,27 +600,121 @@ for _name, _model, _fields, _where in INDEXES:
     _model.add_index(_model.index(*_fields, where=_where, name=_name))
 
 
+class prepared:
+    """A query whose SQL peewee puts together once, not at each call: most of a request's time.
+
+    Made of build(*values) -> query. Called with values it returns records, with joined ones in
+    their places, or tuples. A list is for in_(); its last element is repeated up to a power of 2,
+    so that few lengths need to be known; an empty one finds nothing.
+    """
+
+    def __init__(self, build):
+        self.build, self.known = build, {}  # sizes of lists -> SQL, its parameters, who makes rows
+
+    def __call__(self, *values):
+        return list(self.each(*values))
+
+    def first(self, *values):
+        """Return the first row, or None."""
+        return next(self.each(*values), None)
+
+    def each(self, *values):
+        """Return an iterator of rows, which are read from the store as it goes."""
+        sizes = tuple([-1 if type(value) is not list else  # no list, or rounded up, or empty
+                       1 << (len(value) - 1).bit_length() if value else 0 for value in values])
+        if 0 in sizes:
+            return iter(())
+        sql, order, make = self.known.get(sizes) or self._build(sizes)
+        given = []
+        for size, value in zip(sizes, values):
+            given += [value] if size < 0 else value + value[-1:] * (size - len(value))
+        rows = db.connection().execute(sql, [
+            value if place is None else given[place] for place, value in order])
+        return map(make, rows) if make else rows
+
+    def _build(self, sizes):
+        marks = [[object() for _ in range(abs(size))] for size in sizes]
+        query = self.build(*([SQL("?", [mark]) for mark in some] if size > 0 else SQL("?", some)
+                             for size, some in zip(sizes, marks)))
+        sql, params = query.sql()
+        place = {mark: i for i, mark in enumerate(sum(marks, []))}
+        order = [(place.get(param) if type(param) is object else None, param)
+                 for param in params]
+        make = None if query._row_type else maker(query.model, query._returning)
+        return self.known.setdefault(sizes, (sql, order, make))
+
+
+def maker(model, fields):
+    """Return a function that makes a record of the values of fields, its own and joined ones."""
+    own = [f for f in fields if f.model is model]  # They come first.
+    names, rest = [f.name for f in own], fields[len(own):]
+    special = [(f.name, f.python_value if isinstance(f, JSONField) else
+                functools.lru_cache(None)(f.python_value)) for f in own
+               if isinstance(f, (JSONField, IntEnumField, BooleanField))]
+    joined = [(key.name, len(own), maker(key.rel_model, rest)) for key in model._meta.refs
+              if rest and rest[0].model is key.rel_model]
+
+    def make(values):
+        row = model.__new__(model)
+        data = row.__data__ = dict(zip(names, values))
+        row.__rel__, row._dirty = {}, set()
+        for name, convert in special:
+            data[name] = convert(data[name])
+        for key, start, make_other in joined:
+            row.__rel__[key] = make_other(values[start:])
+        return row
+    return make
+
+
+users_of = prepared(lambda ids: User.select().where(User.id.in_(ids)))
+hosts_of = prepared(lambda ids: Host.select().where(Host.id.in_(ids)))
+versions_of = prepared(lambda host_ids: HostAppVersion.select().where(
+    HostAppVersion.host.in_(host_ids)))
+workunits_of = prepared(lambda ids: Workunit.select().where(Workunit.id.in_(ids)))
+results_of = prepared(lambda wu_ids: Result.select().where(Result.workunit.in_(wu_ids))
+                      .order_by(Result.workunit, Result.id))
+results_named = prepared(lambda names: Result.select(Result, Workunit).join(Workunit)
+                         .where(Result.name.in_(names)))
+copies_on = prepared(lambda wu_id, host_id: Result.select().where(
+    Result.workunit == wu_id, Result.host + 0 == host_id))  # not through all it ever had, either
+held_by = prepared(lambda host_id: Result.select(Result, Workunit).join(Workunit).where(
+    IN_PROGRESS, Result.host == host_id))  # ORDER BY would walk through all it ever had.
+
+
 def save_all(rows):
-    """Write new rows and the changed fields of old ones, many rows to a statement."""
+    """Write new rows, which get their ids, and the changed fields of old ones."""
     groups = defaultdict(list)
     for row in rows:
-        if row.dirty_fields:
-            names = tuple(sorted(f.name for f in row.dirty_fields if f.name != "id"))
-            groups[type(row), names, row._pk is None].append(row)
-    for (model, names, new), members in groups.items():
-        fields = [model._meta.fields[name] for name in names]
-        table, columns = model._meta.table_name, [f'"{f.column_name}"' for f in fields]
-        if new:
-            sql = f'INSERT INTO "{table}" ({", ".join(columns)}) ' \
-                  f'VALUES ({", ".join(db.param * len(columns))})'
-        else:
-            sql = f'UPDATE "{table}" SET {", ".join(f"{c} = {db.param}" for c in columns)} ' \
-                  f'WHERE "id" = {db.param}'
-        db.connection().executemany(sql, [
-            [f.db_value(row.__data__.get(f.name)) for f in fields] + ([] if new else [row._pk])
-            for row in members])
-        for row in members:
+        if row._dirty:
+            new = row.__data__.get("id") is None
+            groups[type(row), new, tuple(sorted(row._dirty))].append(row)
+    for (model, new, names), members in groups.items():
+        sql, fields = writing(model, new, names)
+        values = [[value if type(value := row.__data__.get(name)) is plain else to_db(value)
+                   for name, plain, to_db in fields] for row in members]
+        if not new:
+            db.connection().executemany(sql, values)
+        for row, columns in zip(members, values):
+            if new:
+                row.__data__["id"] = db.connection().execute(sql, columns).lastrowid
             row._dirty.clear()
+
+
+@functools.lru_cache(maxsize=1000)
+def writing(model, new, names):
+    """Return the SQL that writes these fields of a row, and [(name, plain type, db_value())]."""
+    fields = [model._meta.fields[name] for name in names if name != "id"]
+    table, columns = model._meta.table_name, [f'"{f.column_name}"' for f in fields]
+    if new:
+        sql = f'INSERT INTO "{table}" ({", ".join(columns)}) ' \
+              f'VALUES ({", ".join(db.param * len(columns))})'
+    else:
+        sql = f'UPDATE "{table}" SET {", ".join(f"{c} = {db.param}" for c in columns)} ' \
+              f'WHERE "id" = {db.param}'
+        fields.append(model._meta.primary_key)
+    plain = {IntegerField: int, BigIntegerField: int, ForeignKeyField: int, FloatField: float,
+             CharField: str, TextField: str}  # what needs no db_value(), which is slow
+    return sql, [(f.name, plain.get(type(f)), f.db_value) for f in fields]
 
 
 # ---- 4. Store and writer -----------------------------------------------------
@@ -743,7 +820,7 @@ class Writer:
             answers, done = [(tasks[0][0], None, refusal)], []
         finally:
             self.working = None
-        for rule, row in done:
+        for rule, row in done if log.isEnabledFor(logging.INFO) else ():
             log.info("%s %s", label(row), rule if isinstance(rule, str)
                      else f"{rule.by}: {rule.name}")
         for future, value, error in answers:
@@ -754,10 +831,16 @@ class Writer:
         """Run one function in its savepoint; return its value and its exception."""
         fired.clear()
         try:
-            with db.savepoint():
+            db.execute_sql("SAVEPOINT change")
+            try:
                 value = function()
+            except BaseException:
+                db.execute_sql("ROLLBACK TO change")
+                raise
+            db.execute_sql("RELEASE change")
         except Exception as error:
-            if isinstance(error, DatabaseError) and not isinstance(error, IntegrityError):
+            if isinstance(error, (DatabaseError, sqlite3.Error)) and not isinstance(
+                    error, (IntegrityError, sqlite3.IntegrityError)):
                 raise  # Full or damaged: the transaction is lost, too.
             return None, error
         done.extend(fired)
@@ -806,10 +889,11 @@ def lock_directory(data):
     lock = sqlite3.connect(data / "server.lock", timeout=0, check_same_thread=False)
     try:
         lock.execute("BEGIN EXCLUSIVE")
-    except sqlite3.OperationalError:
+    except sqlite3.OperationalError as error:
         lock.close()
         raise StoreError(f"another minigrid {server_note(data)} works on {data}: stop it first, or "
-                         f"choose another directory with --data") from None
+                         f"choose another directory with --data" if "locked" in str(error) else
+                         f"cannot write to {data}: {error}") from None
     return lock
 
 
@@ -855,9 +939,9 @@ class Settings:
     proxy: str = setting("", "address of a web server in front whose X-Forwarded-* are believed")
     apps: str = setting("plugins/apps", "application files, or directories of them")
     plugins: str = setting(
-        "python_apps native_apps generator quorum checks recheck inverse budget hosts dispatch "
-        "sampling trust credit cleanup accounts keys files api trickles boinc pages status nodes "
-        "why upkeep pause commands", "what to load")
+        "python_apps native_apps generator quorum assimilate checks recheck inverse budget hosts "
+        "dispatch sampling trust credit cleanup accounts keys files api trickles boinc pages "
+        "status nodes why upkeep pause simulate commands", "what to load")
     stock: int = setting(100, "unsent results to keep ready for each application")
     request_delay: float = setting(5, "s a client is asked to wait between requests")
     min_sendwork_interval: float = setting(2, "s between two requests of a host that may get work")
@@ -933,13 +1017,19 @@ plugins = []  # the loaded modules of plugins/
 
 def plugged(name):
     """Return what the plugins define under a name, in their order."""
-    # Asked for twenty times in each request; hasattr() is slow where there is nothing.
-    return [vars(plugin)[name] for plugin in plugins if name in vars(plugin)]
+    return [vars(plugin)[name] for plugin in having(name, id(plugins), len(plugins))]
+
+
+@functools.lru_cache(maxsize=1000)
+def having(name, *which):
+    """Return the plugins that define a name; asked for twenty times in each request."""
+    return [plugin for plugin in plugins if name in vars(plugin)]
 
 
 def open_project(settings, rng, lock=True):
     """Open data directory and store; make them where there are none. Raises StoreError."""
     close_project()
+    having.cache_clear()
     project.__init__()
     project.settings, project.rng, project.data = settings, rng, Path(settings.data)
     try:
@@ -1103,7 +1193,7 @@ def file_path(folder, name):
     """
     if not FILE_NAME.fullmatch(name):
         raise ClientError(f"'{name[:80]}' is not a file name of this project", 404)
-    return project.data / folder / hashlib.md5(name.encode()).hexdigest()[:2] / name
+    return project.data / f"{folder}/{hashlib.md5(name.encode()).hexdigest()[:2]}/{name}"
 
 
 def store_file(folder, name, content):
@@ -1168,7 +1258,7 @@ def add_work(application, number, given, now):
                   input_files=[file_entry(f"{name}_in", content)] + shared,
                   command_line=command_line, transition_time=now,  # [S0-01]
                   canonical_credit=min(credit, project.settings.max_granted_credit), **numbers)
-    wu.save(force_insert=True)
+    save_all([wu])
     if why:
         explain(wu, why)
     save_all([SharedFile(name=file["name"], workunit=wu.id) for file in shared])
@@ -1235,33 +1325,6 @@ class Request:
 
 
 @dataclass
-class Assignment:
-    """One result for a host; addresses are paths, made whole by whoever knows the host's view."""
-
-    name: str
-    workunit: str
-    app: str
-    about: str
-    app_version: int
-    version_num: int
-    platform: str
-    plan_class: str
-    ncpus: float  # processors that it keeps busy
-    flops: float  # estimated operations a second that this host does with all of them
-    command_line: str  # arguments: the version's, then the workunit's
-    files: list
-    input: dict
-    inputs: list  # further input files, each with the open_name by which the job knows it
-    output: dict
-    report_deadline: int  # s UTC on the server's clock, without the grace period [C22 C34]
-    delay_bound: int
-    rsc_fpops_est: float
-    rsc_fpops_bound: float
-    rsc_memory_bound: float
-    rsc_disk_bound: float
-
-
-@dataclass
 class Reply:
     """The answer to a Request [WIRE 7]."""
 
@@ -1274,17 +1337,16 @@ class Reply:
     acks: list = field(default_factory=list)  # names to forget
     aborts: list = field(default_factory=list)  # names to stop now [C42]
     aborts_if_not_started: list = field(default_factory=list)
-    assignments: list = field(default_factory=list)
+    assignments: list = field(default_factory=list)  # as the dispatch policy describes them
     trickles: list = field(default_factory=list)  # messages for running jobs: {result, time, text}
     trickles_taken: bool = False  # those of the request need not be sent again
     user_total_credit: float = 0
     host_total_credit: float = 0
 
 
-HOST_FIELDS = {f.name: f for f in (
-    Host.domain_name, Host.p_ncpus, Host.p_vendor, Host.p_model, Host.p_fpops, Host.m_nbytes,
-    Host.d_free, Host.d_total, Host.os_name, Host.os_version, Host.on_frac, Host.active_frac,
-    Host.details)}
+HOST_FIELDS = {name: Host._meta.fields[name] for name in (  # what clients tell of theirs
+    "domain_name p_ncpus p_vendor p_model p_fpops m_nbytes d_free d_total os_name os_version "
+    "on_frac active_frac details").split()}
 
 
 def schedule(request, now):
@@ -1307,12 +1369,10 @@ def schedule(request, now):
         save_all(changed)
         return say_to(reply, why, "notice")
     reply.user_total_credit, reply.host_total_credit = user.total_credit, host.total_credit
-    versions = {v.app_version_id: v for v in HostAppVersion.select().where(
-        HostAppVersion.host == host)}
+    versions = {v.app_version_id: v for v in versions_of([host.id])}
     lost_some = take_reports(request, reply, host, versions, changed, now)
-    save_all(changed)  # What follows asks the store, and must see it.
-    held = sorted(Result.select(Result, Workunit).join(Workunit)  # ORDER BY would walk through
-                  .where(IN_PROGRESS, Result.host == host), key=lambda r: r.id)  # all it ever had.
+    save_all(changed[1:])  # What follows asks the store for them, and must see it.
+    held = sorted(held_by(host.id), key=lambda r: r.id)
     (look_at_held,) = plugged("look_at_held")
     look_at_held(request, reply, host, versions, held, lost_some, changed, now)
     if request.work_req_seconds > 0:
@@ -1340,8 +1400,7 @@ def take_reports(request, reply, host, versions, changed, now):
     """Record what the host reports; say whether some of it was reported before [C43]."""
     # Every name is acknowledged, or the client repeats it for ever.
     names = [report.name for report in request.reports]
-    rows = {r.name: r for r in Result.select(Result, Workunit).join(Workunit)
-            .where(Result.name.in_(names))} if names else {}
+    rows = {r.name: r for r in results_named(names)}
     units, twice = {}, False
     for report in request.reports:
         reply.acks.append(report.name)
@@ -1354,8 +1413,7 @@ def take_reports(request, reply, host, versions, changed, now):
             twice = True  # Also a detached host's: decided one way, here [C11].
         else:
             handed_on = r.host_id != host.id and r.workunit_id not in units \
-                and not Result.select().where(
-                    Result.workunit == r.workunit_id, Result.host == host).exists()
+                and not copies_on(r.workunit_id, host.id)
             r.workunit = units.setdefault(r.workunit_id, r.workunit)  # Two reports, one row.
             if handed_on:  # Its user's other host reports it [C43]; no two copies on one.
                 for take_note in plugged("handed_on"):
@@ -1468,10 +1526,8 @@ def repeat_priority(results):
     settings = project.settings
     if not any(r.server_state == S.OVER for r in results):
         return 0
-    increase = settings.reliable_priority_on_over
-    if not increase and not any(map(is_error, results)):
-        increase = settings.reliable_priority_on_over_except_error
-    return increase
+    return settings.reliable_priority_on_over or (
+        0 if any(map(is_error, results)) else settings.reliable_priority_on_over_except_error)
 
 
 def abandon(wu, results):
@@ -1656,9 +1712,8 @@ NOT_NOW = object()  # what a stage's work returns for a workunit that it leaves 
 
 def load(ids):
     """Read workunits with their results in the order of ids: [(wu, results)] (golden hazard 2)."""
-    units = {wu.id: (wu, []) for wu in Workunit.select().where(Workunit.id.in_(ids))}
-    for r in Result.select().where(Result.workunit.in_(list(units))) \
-            .order_by(Result.workunit, Result.id):
+    units = {wu.id: (wu, []) for wu in workunits_of(ids)}
+    for r in results_of(list(units)):
         units[r.workunit_id][1].append(r)
     return [units[i] for i in ids if i in units]
 
@@ -1691,28 +1746,33 @@ def change(ids, still, act, now):
     return done
 
 
-def chunks(query):
-    """Return the ids a query finds, in chunks, as many as one pass may handle."""
-    ids = [row[0] for row in query.limit(CHUNK * CHUNKS_MAX).tuples()]
+def chunks(rows):
+    """Return the ids in the first columns of rows, in chunks; as many as one pass may handle."""
+    ids = [row[0] for row in rows]
     return [ids[i:i + CHUNK] for i in range(0, len(ids), CHUNK)]
 
 
 def waiting(condition, now, *more):
-    """Return the query for ids of workunits that wait for a stage of their application."""
+    """Find the ids of workunits that wait for a stage of their application."""
     served = list(working(now))  # drops what was put off until now
     off = [wu_id for _, wu_id in list(project.put_off) if wu_id > 0]
-    return (Workunit.select(Workunit.id).order_by(Workunit.id)
-            .where(condition, Workunit.app.in_(served), Workunit.id.not_in(off), *more))
+    find = to_validate if condition is TO_VALIDATE else to_assimilate
+    return find.build(served).where(Workunit.id.not_in(off), *more) if off or more else find(served)
+
+
+to_validate, to_assimilate = (prepared(lambda served, condition=condition: Workunit.select(
+    Workunit.id).where(condition, Workunit.app.in_(served)).order_by(Workunit.id)
+    .limit(CHUNK * CHUNKS_MAX).tuples()) for condition in (TO_VALIDATE, TO_ASSIMILATE))
+due = prepared(lambda now: Workunit.select(Workunit.id).where(
+    DUE, Workunit.transition_time < now, Workunit.transitioner_flags.bin_and(NO_TRANSITION) == 0)
+    .order_by(Workunit.transition_time, Workunit.id).limit(CHUNK * CHUNKS_MAX).tuples())  # [T9]
 
 
 def transitioner(now):
     """Stage: handle every workunit whose transition_time is past [S0-15 S2-13 C8 C40]."""
-    query = (Workunit.select(Workunit.id).order_by(Workunit.transition_time, Workunit.id)
-             .where(DUE, Workunit.transition_time < now,
-                    Workunit.transitioner_flags.bin_and(NO_TRANSITION) == 0))  # [T9]
     return sum(project.write(lambda: change(
         ids, lambda wu: wu.transition_time < now,
-        lambda wu, results: transition(wu, results, now), now)) for ids in chunks(query))
+        lambda wu, results: transition(wu, results, now), now)) for ids in chunks(due(now)))
 
 
 def validator(now):
@@ -1743,72 +1803,22 @@ def work_off(condition, work, settle, now, *more):
 
 def settle_all(verdicts, now):
     """Apply verdicts to rows read now, and reward hosts and users. Runs in the writer."""
-    one, hosts = {}, {}  # each host, user and version is one row, however many results it has
-    quota = ((HostAppVersion.host == Result.host)
-             & (HostAppVersion.app_version == Result.app_version))
-    for r in (Result.select(Result.id, Host, User, HostAppVersion).join(Host, JOIN.LEFT_OUTER)
-              .switch(Result).join(User, JOIN.LEFT_OUTER).switch(Result)
-              .join(HostAppVersion, JOIN.LEFT_OUTER, on=quota, attr="quota")
-              .where(Result.workunit.in_(list(verdicts)), Result.outcome == O.SUCCESS)):
-        hosts[r.id] = [row and one.setdefault((type(row), row.id), row)
-                       for row in (r.host, r.user, r.quota)]
-    done = change(list(verdicts), lambda wu: wu.need_validate, lambda wu, results:
-                  validate(wu, results, verdicts[wu.id], hosts, now), now)
-    save_all(one.values())
-    return done
+    reported = results_of(list(verdicts))
+    # Each host, user and version is one row, however many results it has.
+    hosts = {host.id: host for host in hosts_of(list({r.host_id for r in reported}))}
+    users = {user.id: user for user in users_of(list({r.user_id for r in reported}))}
+    versions = {(v.host_id, v.app_version_id): v for v in versions_of(list(hosts))}
+
+    def settle_one(wu, results):
+        validate(wu, results, verdicts[wu.id], {
+            r.id: (hosts.get(r.host_id), users.get(r.user_id),
+                   versions.get((r.host_id, r.app_version_id))) for r in results}, now)
+
+    done = change(list(verdicts), lambda wu: wu.need_validate, settle_one, now)
+    return save_all([*hosts.values(), *users.values(), *versions.values()]) or done
 
 
-def assimilator(now):
-    """Stage: give answers, and failures, to their applications, each once [S0-53..S0-55 S2-35]."""
-    # What a handler returns is kept in the transaction that says DONE: exactly once [S4-31 C23].
-    # What it does elsewhere may be repeated after a crash; the workunit's name tells it so.
-    held = (hold(now) for hold in plugged("not_yet"))  # some want their answers in order
-    work = functools.reduce(lambda work, f: f(work), plugged("around_assimilate"), assimilate)
-    return work_off(TO_ASSIMILATE, work, keep, now, *filter(None, held))
-
-
-def assimilate(wu, results, application):
-    """Call the application's handler; return what it wants to keep, "defer" for later.
-
-    Raises PluginError, OSError. The handler gets an answer and an error together where there are
-    both, and must cope [S2-05 S2-06 S2-36].
-    """
-    if wu.number is None:
-        return None  # No workunit of the application, but a policy's question [S3-30].
-    canonical = next((r for r in results if r.id == wu.canonical_resultid), None)
-    errors = [bit.name for bit in ErrorMask if bit and wu.error_mask & bit]
-    if not canonical and not errors:
-        errors = [E.NO_CANONICAL_RESULT.name]
-    told = SimpleNamespace(name=wu.name, number=wu.number, app=application.name, errors=errors,
-                           folder=(project.data / "results").resolve(), input=None)
-    for file in wu.input_files[:1]:
-        with contextlib.suppress(OSError):
-            told.input = file_path("download", file["name"]).read_bytes()
-    content = canonical and file_path("upload", output_files(canonical)[0]["name"]).read_bytes()
-    return application.hooks["assimilate"](told, content)
-
-
-def keep(kept, now):
-    """Say DONE, and write what applications keep, in one transaction [C23]. Runs in the writer."""
-    lines = defaultdict(str)
-
-    def finish(wu, results):
-        if not wu.error_mask and not any(r.id == wu.canonical_resultid for r in results):
-            fire(FAIL_NO_CANONICAL, wu)
-        text = kept[wu.id]
-        fire(DEFERRED if text == "defer" else ASSIMILATED, wu)
-        wu.transition_time = now  # [S0-55]
-        if text and text != "defer":
-            lines[wu.app_id] += text + "\n"
-
-    done = change(list(kept), lambda wu: wu.assimilate_state == A.READY, finish, now)
-    for app_id, text in lines.items():
-        name = next(a.name for a in apps.values() if a.id == app_id)
-        append_exactly(project.data / "results" / f"{name}.jsonl", text.encode())
-    return done
-
-
-STAGES = (transitioner, validator, assimilator)
+STAGES = (transitioner, validator)
 
 
 def all_stages():
@@ -1889,8 +1899,9 @@ def unknown_address(error):
 
 def base_url():
     """Return how the asking client sees this server: addresses may change [D5, boinc#5946]."""
-    url = bottle.request.urlparts
-    return f"{url.scheme}://{url.netloc}" if re.fullmatch(r"[\w.:\[\]-]{1,255}", url.netloc) else ""
+    asked = bottle.request.environ  # Not .urlparts, which is slow: it quotes the path, too.
+    host = re.fullmatch(r"[\w.:\[\]-]{1,255}", asked.get("HTTP_HOST", ""))
+    return f"{asked['wsgi.url_scheme']}://{host[0]}" if host else ""
 
 
 # ---- 13. Process and command line --------------------------------------------
@@ -1931,7 +1942,9 @@ def running(settings, paths, clock=wall_clock):
         try:
             server = waitress.create_server(
                 make_app(clock), map=(sockets := {}), host=settings.host, port=settings.port,
-                threads=8, ident=None, connection_limit=1000, channel_timeout=120,
+                threads=16, ident=None, connection_limit=1000, channel_timeout=120,
+                asyncore_use_poll=True, max_request_header_size=1 << 15,
+                outbuf_high_watermark=1 << 30,  # Who does not read must not hold a worker up.
                 max_request_body_size=max(settings.upload_bytes_max + 9000, 16 << 20),
                 outbuf_overflow=1 << 20, clear_untrusted_proxy_headers=True,
                 trusted_proxy=settings.proxy or None, trusted_proxy_headers=(

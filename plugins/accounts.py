@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 
 import minigrid
-from minigrid import ClientError, User, project, setting
+from minigrid import ClientError, User, prepared, project, setting
 
 NOT_FOUND, NOT_UNIQUE, BAD_NAME, BAD_ADDRESS, BAD_PASSWORD, CREATION_DISABLED = (
     -136, -137, -188, -205, -206, -208)  # BOINC's error numbers [WIRE 5]
@@ -335,9 +335,15 @@ def user_of_key(key):
         return None
     match = re.fullmatch(r"([1-9][0-9]{0,17})_[0-9a-f]{32}", key)
     if not match:
-        return User.get_or_none(authenticator=key)
+        return by_authenticator.first(key)
     user = User.get_or_none(id=int(match.group(1)))
     return user if user and hmac.compare_digest(weak_key(user), key) else None
+
+
+@prepared
+def by_authenticator(key):
+    """Find a user by account key."""
+    return User.select().where(User.authenticator == key)
 
 
 settings, tries, joins = AccountSettings(), Tries(), Joins()

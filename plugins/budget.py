@@ -33,7 +33,7 @@ from peewee import (SQL, BigIntegerField, BooleanField, Case, CharField, FloatFi
 
 from minigrid import (CHUNK, CHUNKS_MAX, RULES, App, Host, Record, Result, ValidateState, Workunit,
                       append_exactly, apps, canonical_json, change, check_parameters, explain,
-                      fire, project, remember, save_all)
+                      fire, prepared, project, remember, save_all)
 
 V = ValidateState
 PROVEN = 10  # right answers in a row, as BOINC's adaptive replication asks for
@@ -253,10 +253,16 @@ def ask_another(wu, verdict, now):
         explain(wu, f"waits {patience} s at most: {strangers}")
 
 
+@prepared
+def to_vouch_for(now):
+    """Find the workunits whose hosts may be known by now."""
+    return Waiting.select(Waiting.workunit).order_by(Waiting.again).where(
+        Waiting.again <= now).limit(CHUNK * CHUNKS_MAX).tuples()
+
+
 def vouching(now):
     """Stage: look again at equal answers of strangers, of whom somebody may be known by now."""
-    ids = [row[0] for row in Waiting.select(Waiting.workunit).order_by(Waiting.again)
-           .where(Waiting.again <= now).limit(CHUNK * CHUNKS_MAX).tuples()]
+    ids = [wu_id for wu_id, in to_vouch_for(now)]
     return sum(project.write(lambda: look_again(ids[k:k + CHUNK], now))
                for k in range(0, len(ids), CHUNK))
 

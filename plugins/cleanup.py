@@ -4,13 +4,16 @@ Core rules say which files may go; what becomes of a finished workunit is a proj
 is here: one JSON line in data/archive, compressed by month.
 """
 
+import functools
 import gzip
 import time
 
-from minigrid import (DELETED, FILES_GONE, FILES_READY, FILES_STUCK, NOT_DELETED, PURGE,
-                      FileDeleteState, Result, ServerState, SharedFile, Workunit, append_exactly,
-                      canonical_json, chunks, file_path, fire, load, log, output_files, project,
-                      save_all)
+from peewee import SQL
+
+from minigrid import (CHUNK, CHUNKS_MAX, DELETED, FILES_GONE, FILES_READY, FILES_STUCK, NOT_DELETED,
+                      PURGE, FileDeleteState, Result, ServerState, SharedFile, Workunit,
+                      append_exactly, canonical_json, chunks, db, file_path, fire, load, log,
+                      output_files, prepared, project, save_all)
 
 F = FileDeleteState
 
@@ -22,7 +25,8 @@ def delete_files(folder, files):
         path = file_path(folder, file["name"])
         try:
             if not file.get("no_delete") and not file.get("sticky"):
-                path.with_name(path.name + ".part").unlink(missing_ok=True)  # a broken upload
+                if folder == "upload":  # a broken one
+                    path.with_name(path.name + ".part").unlink(missing_ok=True)
                 path.unlink()
         except FileNotFoundError:
             gone &= path.parent.exists()  # A lost directory is trouble, a lost file is not.
@@ -43,17 +47,30 @@ def file_deleter(now):
     done = 0
     for state in states:
         for model in (Workunit, Result):
-            for ids in chunks(model.select(model.id).where(state).order_by(model.id)):
-                rows = model.select().where(model.id.in_(ids))
+            for ids in chunks(rows_in(model, state.sql)()):
                 gone = {row.id: delete_files("download", row.input_files) if model is Workunit
-                        else delete_files("upload", output_files(row)) for row in rows}
+                        else delete_files("upload", output_files(row))
+                        for row in rows_of(model)(ids)}
                 done += project.write(lambda: mark_deleted(model, gone, now))
     return done
 
 
+@functools.lru_cache(maxsize=None)
+def rows_in(model, state):
+    """Return the query for the ids of rows whose files are in a state."""
+    return prepared(lambda: model.select(model.id).where(SQL(state)).order_by(model.id)
+                    .limit(CHUNK * CHUNKS_MAX).tuples())
+
+
+@functools.lru_cache(maxsize=None)
+def rows_of(model):
+    """Return the query for rows by their ids."""
+    return prepared(lambda ids: model.select().where(model.id.in_(ids)))
+
+
 def mark_deleted(model, gone, now):
     """Note which rows' files are gone. Runs in the writer."""
-    rows = [row for row in model.select().where(model.id.in_(list(gone)))
+    rows = [row for row in rows_of(model)(list(gone))
             if row.file_delete_state in (F.READY, F.ERROR)]
     for row in rows:
         if gone[row.id] or row.file_delete_state != F.ERROR:
@@ -90,9 +107,7 @@ def purger(now):
     Only when all their results are over and no file of theirs waits to be deleted [P1 P3].
     """
     done = 0
-    query = (Workunit.select(Workunit.id).order_by(Workunit.mod_time, Workunit.id)
-             .where(FILES_GONE, Workunit.mod_time <= now - project.settings.purge_delay))
-    for ids in chunks(query):
+    for ids in chunks(finished_before(now - project.settings.purge_delay)):
         units = [(wu, results) for wu, results in load(ids) if purgeable(wu, results)]
         for _, results in units:  # Outputs that came unasked for go with their rows [P2 C16].
             for r in results:
@@ -100,6 +115,13 @@ def purger(now):
                     delete_files("upload", output_files(r))
         done += project.write(lambda: purge([wu.id for wu, _ in units], now))
     return done
+
+
+@prepared
+def finished_before(time):
+    """Find the ids of workunits that were finished before a time."""
+    return (Workunit.select(Workunit.id).order_by(Workunit.mod_time, Workunit.id)
+            .where(FILES_GONE, Workunit.mod_time <= time).limit(CHUNK * CHUNKS_MAX).tuples())
 
 
 def purgeable(wu, results):
@@ -124,9 +146,15 @@ def purge(ids, now):
         month = time.strftime("%Y-%m", time.gmtime(now))
         append_exactly(project.data / "archive" / f"workunits-{month}.jsonl.gz",
                        gzip.compress("".join(lines).encode(), mtime=now))
-        Result.delete().where(Result.workunit.in_(gone)).execute()
-        Workunit.delete().where(Workunit.id.in_(gone)).execute()
+        remove(gone)
     return len(gone)
+
+
+def remove(ids):
+    """Remove the rows of workunits and of their results."""
+    for table, column in (("result", "workunit_id"), ("workunit", "id")):
+        db.connection().executemany(f"DELETE FROM {table} WHERE {column} = ?",
+                                    [(wu_id,) for wu_id in ids])
 
 
 STAGES = (file_deleter, purger)

@@ -5,15 +5,17 @@ and names what need not be done any more; `send()` of the core changes the state
 cannot do is counted, and ends when too many could not [S0-13]. Repeats go to reliable hosts first.
 """
 
+import functools
 from collections import Counter
 from dataclasses import dataclass
 
 from peewee import SQL, BigIntegerField, FloatField, fn
 
 import minigrid
-from minigrid import (COULDNT_SEND, UNSENT, AppVersion, AssimilateState, Assignment, ClientError,
+from minigrid import (COULDNT_SEND, UNSENT, AppVersion, AssimilateState, ClientError,
                       ErrorMask, HostAppVersion, Record, Result, Rule, Workunit, apps, db, explain,
-                      fire, output_files, plugged, project, say_to, send, setting, working)
+                      fire, output_files, plugged, prepared, project, results_named, say_to,
+                      send, setting, working)
 
 PYTHON_SHARE = 0.01  # Python operations for each floating-point operation of a usual benchmark
 UNFIT_DELAY = 3600  # s, for a computer that nothing here runs on
@@ -46,6 +48,33 @@ class Reputation(Record):
     error_rate = FloatField()
 
 
+@dataclass
+class Assignment:
+    """One result for a host; addresses are paths, made whole by whoever knows the host's view."""
+
+    name: str
+    workunit: str
+    app: str
+    about: str
+    app_version: int
+    version_num: int
+    platform: str
+    plan_class: str
+    ncpus: float  # processors that it keeps busy
+    flops: float  # estimated operations a second that this host does with all of them
+    command_line: str  # arguments: the version's, then the workunit's
+    files: list
+    input: dict
+    inputs: list  # further input files, each with the open_name by which the job knows it
+    output: dict
+    report_deadline: int  # s UTC on the server's clock, without the grace period [C22 C34]
+    delay_bound: int
+    rsc_fpops_est: float
+    rsc_fpops_bound: float
+    rsc_memory_bound: float
+    rsc_disk_bound: float
+
+
 TABLES = (Reputation,)
 settings = DispatchSettings()
 
@@ -76,8 +105,7 @@ def tell_what_to_drop(request, reply, held):
     wanted = {r.name for r in held if r.workunit.assimilate_state != AssimilateState.DONE
               and not r.workunit.error_mask & ErrorMask.CANCELLED} | still_wanted(held)
     names = [name for name in request.other_results or [] if name not in wanted]
-    rows = {r.name: r for r in Result.select(Result, Workunit).join(Workunit)
-            .where(Result.name.in_(names))} if names else {}
+    rows = {r.name: r for r in results_named(names)}
     for name in names:
         r = rows.get(name)
         if r is None or r.host_id != reply.hostid or r.workunit.error_mask & ErrorMask.CANCELLED:
@@ -351,13 +379,29 @@ def assignment(r, wu, application, version, host, flops):
 
 def unsent_for(host, usable):
     """Walk through the unsent results a host may get: no two copies of a workunit to one host."""
-    mine = Result.alias()
-    twin = mine.user == host.user_id if project.settings.one_result_per_user_per_wu \
-        else mine.host == host.id
-    return (Result.select(Result, Workunit).join(Workunit)
-            .where(UNSENT, Result.app.in_(list(usable)),
-                   ~fn.EXISTS(mine.select(SQL("1")).where(mine.workunit == Result.workunit, twin)))
-            .order_by(Result.priority.desc(), Result.id).limit(1000).iterator())
+    if project.settings.one_result_per_user_per_wu:
+        return unsent_without(Result.user).each(list(usable), host.user_id)
+    return unsent_without(Result.host).each(list(usable), host.id)
+
+
+@prepared
+def unsent_of(app_ids):
+    """Find an unsent result of these applications."""
+    return Result.select(Result.id).where(UNSENT, Result.app.in_(app_ids)).limit(1).tuples()
+
+
+@functools.lru_cache(maxsize=None)
+def unsent_without(field):
+    """Return the query for unsent results of applications whose workunits have no copy of one."""
+    @prepared
+    def unsent(app_ids, holder):
+        mine = Result.alias()  # "+ 0": through the few of the workunit, not all it ever had.
+        twin = mine.select(SQL("1")).where(
+            mine.workunit == Result.workunit, getattr(mine, field.name) + 0 == holder)
+        return (Result.select(Result, Workunit).join(Workunit)
+                .where(UNSENT, Result.app.in_(app_ids), ~fn.EXISTS(twin))
+                .order_by(Result.priority.desc(), Result.id).limit(1000))
+    return unsent
 
 
 def infeasible(wu, host, delay, runtime):
@@ -403,7 +447,7 @@ def refuse(passed_over, host, changed, now):
 
 def why_nothing(host, usable):
     """Explain an empty hand to a host that was refused nothing in particular [D-04]."""
-    if Result.select().where(UNSENT, Result.app.in_(list(usable))).exists():
+    if unsent_of.first(list(usable)):
         return "what is left waits for other computers: you have a copy of each already"
     return "there is none at the moment; it comes when others have reported or more is made"
 

@@ -3,8 +3,10 @@
 BOINC's work generator, and X-Com's "next portion" (S3-05), in one.
 """
 
+from peewee import fn
+
 from minigrid import (CHUNK, CHUNKS_MAX, GENERATOR, UNSENT, App, PluginError, Result, add_work,
-                      plugged, project, put_off, working)
+                      plugged, prepared, project, put_off, working)
 
 
 def generator(now):
@@ -12,10 +14,10 @@ def generator(now):
     made = 0
     for application in working(now).values():
         for _ in range(CHUNKS_MAX * ((application.name, GENERATOR) not in project.put_off)):
-            unsent = Result.select().where(UNSENT, Result.app == application.id).count()
+            ((unsent,),) = unsent_of(application.id)
             stock = min(project.settings.stock - unsent, CHUNK)
             wanted = min(stock, *(room(application) for room in plugged("room_for_work")))
-            number = App.get_by_id(application.id).next_number
+            ((number,),) = next_number_of(application.id)
             batch, fault = ask_for_work(application, number, wanted)
             n, unfit = project.write(lambda: generate(application, number, batch, now)) \
                 if batch else (0, None)
@@ -26,6 +28,18 @@ def generator(now):
             if n < max(wanted, 1):
                 break
     return made
+
+
+@prepared
+def unsent_of(app_id):
+    """Count the unsent results of an application."""
+    return Result.select(fn.COUNT(Result.id)).where(UNSENT, Result.app == app_id).tuples()
+
+
+@prepared
+def next_number_of(app_id):
+    """Find the number of an application's next workunit."""
+    return App.select(App.next_number).where(App.id == app_id).tuples()
 
 
 def ask_for_work(application, number, n):

@@ -3,20 +3,19 @@
 A host is a client's directory, not a computer: two clients on one computer are two hosts.
 """
 
-from minigrid import DETACH, HOST_FIELDS, IN_PROGRESS, Host, Result, Workunit, fire
+from minigrid import DETACH, HOST_FIELDS, Host, fire, held_by, hosts_of, prepared
 
 
 def identify(request, user, now):
     """Find or make the host of a request; return it and the rows its detaching changed [C14]."""
     # A host whose count of requests went back is a copied directory, and gets a host of its own
     # [D-09]. An id that is not this user's says nothing: as if it came without one.
-    host, detached = Host.get_or_none(id=request.hostid) if request.hostid else None, []
+    host, detached = hosts_of.first([request.hostid]) if request.hostid else None, []
     known = host is not None and host.user_id == user.id
     if not known or request.rpc_seqno < host.rpc_seqno:
         host = None
     if not known and request.host_cpid:
-        host = (Host.select().where(Host.user == user, Host.host_cpid == request.host_cpid)
-                .order_by(Host.id.desc()).first())
+        host = with_cpid.first(user.id, request.host_cpid)
         if host and not request.other_results and not request.allow_multiple_clients:
             detached = detach(host, {report.name for report in request.reports}, now)
     if host is None:
@@ -30,11 +29,17 @@ def identify(request, user, now):
     return host, detached
 
 
+@prepared
+def with_cpid(user_id, cpid):
+    """Find the last host of a user with an id that its client has made."""
+    return Host.select().where(Host.user == user_id, Host.host_cpid == cpid).order_by(
+        Host.id.desc()).limit(1)
+
+
 def detach(host, reported, now):
     """End what a host held and does not report, coming back as new; return the rows [S4-37]."""
     changed = []
-    for r in (Result.select(Result, Workunit).join(Workunit)
-              .where(IN_PROGRESS, Result.host == host).order_by(Result.id)):
+    for r in sorted(held_by(host.id), key=lambda r: r.id):
         if r.name in reported:
             continue
         fire(DETACH, r)

@@ -19,7 +19,7 @@ from peewee import SQL, BigIntegerField, BooleanField, ForeignKeyField, JOIN
 
 from minigrid import (CANCEL, CHUNK, CHUNKS_MAX, RULES, ErrorMask, Record, Result, ValidateState,
                       Verdict, Workunit, apps, candidates, change, explain, file_entry, file_path,
-                      fire, output_files, plugged, project, put_off, save_all, store_file,
+                      fire, output_files, plugged, prepared, project, put_off, save_all, store_file,
                       transition)
 
 HOOKS = {"invert": ("output", "?", "progress", "checkpoint", "trickle"),
@@ -337,6 +337,8 @@ def inverse_checks(now):
     done = leave_checks(now)
     if not any(a.policies["validation"] == "inverse" for a in apps.values()):
         return done
+    if not any_open.first():
+        return done
     # As many as other stages can finish and purge in a pass, or questions would outlive checks.
     found = due_checks(now)
     for start in range(0, len(found), CHUNK):
@@ -357,10 +359,18 @@ def leave_checks(now):
 
     Nobody could answer them any more, and what they were to check would wait for ever.
     """
+    if not any_open.first():
+        return 0
     others = [a.id for a in apps.values() if not inverse(a.id)]
     rows = list(InverseCheck.select(InverseCheck, Workunit).join(Workunit)
                 .where(OPEN, Workunit.app.in_(others)).limit(CHUNK))
     return project.write(lambda: sum(leave(check, now) for check in rows)) if rows else 0
+
+
+@prepared
+def any_open():
+    """Find an open check."""
+    return InverseCheck.select(InverseCheck.id).where(OPEN).limit(1).tuples()
 
 
 def leave(check, now):

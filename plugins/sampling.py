@@ -25,7 +25,7 @@ from peewee import (SQL, BigIntegerField, BooleanField, CompositeKey, FloatField
 from minigrid import (CHUNK, IN_PROGRESS, NEVER, NOT_NOW, RULES, UNSENT, App, AssimilateState,
                       ClientError, Host, Meta, Outcome, Record, Result, Rule,
                       ServerState, ValidateState, Workunit, apps, db, explain, file_path, fire,
-                      load, output_files, plugged, project, rule)
+                      load, output_files, plugged, prepared, project, rule)
 
 XCOM = ("xcom1", "xcom2", "xcom3")
 DISPATCHES = ("boinc", *XCOM)
@@ -195,9 +195,9 @@ def left_over(host, usable, now):
 
 def hand_over(host, app_ids, now):
     """Walk through extra copies, unsaved, of the tasks that are due, the oldest first."""
-    mine = Result.alias()
-    twin = mine.user == host.user_id if project.settings.one_result_per_user_per_wu \
-        else mine.host == host.id  # No node gets what it has or had already [S3-07].
+    mine = Result.alias()  # "+ 0": through the few of the workunit, not all the host ever had.
+    twin = mine.user + 0 == host.user_id if project.settings.one_result_per_user_per_wu \
+        else mine.host + 0 == host.id  # No node gets what it has or had already [S3-07].
     rows = (Handout.select(Handout.workunit)
             .where(Handout.app.in_(app_ids), Handout.due <= now, ~fn.EXISTS(
                 mine.select(SQL("1")).where(mine.workunit == Handout.workunit, twin)))
@@ -414,11 +414,15 @@ def node_check(now):
 
     It only marks: tasks are handed over by the variant in force, deadlines hold as before.
     """
-    last = Meta.get_or_none(name="nodes checked")
-    if last and 0 <= now - last.value < CHECK_SECONDS \
-            or known().entered.issuperset(with_dispatch()) and not Handout.select().exists():
+    last = last_check.first()
+    if last and 0 <= now - last[0] < CHECK_SECONDS \
+            or known().entered.issuperset(with_dispatch()) and not any_handout.first():
         return 0
     return project.write(lambda: check_nodes(now))
+
+
+last_check = prepared(lambda: Meta.select(Meta.value).where(Meta.name == "nodes checked").tuples())
+any_handout = prepared(lambda: Handout.select(Handout.host).limit(1).tuples())
 
 
 def check_nodes(now):

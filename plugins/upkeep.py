@@ -10,8 +10,8 @@ from peewee import fn
 
 import minigrid
 from minigrid import FileDeleteState as F
-from minigrid import (AssimilateState, ErrorMask, Outcome, Result, Workunit, db, file_path, log,
-                      output_files, project)
+from minigrid import (AssimilateState, ErrorMask, Outcome, Result, Workunit, db, file_path, load,
+                      log, output_files, prepared, project)
 
 NEVER = minigrid.NEVER
 
@@ -100,13 +100,19 @@ def file_violations():
     return found[:20]
 
 
+@prepared
+def last_workunit():
+    """Find the highest id of a workunit."""
+    return Workunit.select(fn.MAX(Workunit.id)).tuples()
+
+
 def spot_check(rng):
     """Check one workunit, drawn at random; return what is wrong with it."""
-    last = Workunit.select(fn.MAX(Workunit.id)).scalar()
-    wu = last and Workunit.get_or_none(id=rng.randint(1, last))
-    if not wu:
+    last = last_workunit.first()[0]
+    found = load([rng.randint(1, last)]) if last else []
+    if not found:
         return []
-    results = list(Result.select().where(Result.workunit == wu).order_by(Result.id))
+    (wu, results), = found
     hosts = [r.host_id for r in results if r.host_id]
     wrong = []
     if len(hosts) != len(set(hosts)):

@@ -27,7 +27,7 @@ from minigrid import (IN_PROGRESS, NEVER, PURGE, RULES, App, AppVersion, Assimil
 NAV = (("/why", "why?"),)
 OVERDUE_SECONDS = 60  # after which what the next pass should have done has a reason
 REQUESTS_KEPT = 10  # of each host, and as many copies and events of a host are shown
-TRACES_KNOWN = 1000  # hosts whose requests are in memory, 2 kB each
+TRACES_KNOWN = 1000  # hosts whose requests are in memory, 6 kB each
 EVENTS_SHOWN = 300  # of a workunit, the last ones
 NEAR_SHOWN = 8  # names that are like an unknown one
 HOSTS_SEARCHED = 5000  # those that came last, for one of a name
@@ -135,10 +135,14 @@ def event(rule, row, now):
     return now, 0, -1, kept["id"] if isinstance(row, Host) else 0, name, text
 
 
+first_event = minigrid.prepared(lambda: Event.select(fn.MIN(Event.id)).tuples())
+last_event = minigrid.prepared(lambda: Event.select(fn.MAX(Event.id)).tuples())
+
+
 def forget_events(now):
     """Stage: delete the oldest events when there are too many; return how many."""
     # One look at each end of the table; asked for together they would cost a walk through it.
-    first, last = (Event.select(end(Event.id)).scalar() for end in (fn.MIN, fn.MAX))
+    (first,), (last,) = first_event.first(), last_event.first()
     if first is None or last - first < settings.events:
         return 0  # There cannot be as many: no need to count.
     excess, n = Event.select().count() - settings.events, 0
@@ -165,35 +169,39 @@ def at_answer(request, reply, host, reasons, now):
     keep_request(host.id, entry)
 
 
-traces = {}  # host -> what was written last for it, of those that asked last
+traces = {}  # host -> what was written last for it, as text and in parts; who asked last
 
 
 def keep_request(host_id, entry):
     """Put a request before the former ones of its host: one statement, if memory serves."""
-    known = traces.pop(host_id, None)
-    text = known and with_request(known, entry)
+    known, entries = traces.pop(host_id, (None, None))
+    text, entries = with_request(entries, entry) if known else (None, None)
     # What is remembered may have been taken back, or be of another store: the store has a say.
     if not known or not db.execute_sql(
             'UPDATE "host_trace" SET "requests" = ? WHERE "host" = ? AND "requests" = ?',
             (text, host_id, known)).rowcount:
         row = db.execute_sql('SELECT "requests" FROM "host_trace" WHERE "host" = ?',
                              (host_id,)).fetchone()
-        text = with_request(row[0] if row else "[]", entry)
+        text, entries = with_request([(given, canonical_json(given)) for given in json.loads(
+            row[0] if row else "[]")], entry)
         db.execute_sql('REPLACE INTO "host_trace" ("host", "requests") VALUES (?, ?)',
                        (host_id, text))
-    traces[host_id] = text
+    traces[host_id] = text, entries
     if len(traces) > TRACES_KNOWN:
         del traces[next(iter(traces))]
 
 
-def with_request(text, entry):
-    """Return the requests of a host with one more, or its last one counted once more."""
-    entries = json.loads(text)
-    last = entries[0] if entries else {"sent": True}
+def with_request(entries, entry):
+    """Return the requests of a host with one more, or its last one counted once more.
+
+    As text for the store, and as [(entry, its JSON)].
+    """
+    last = entries[0][0] if entries else {"sent": True}
     if not entry["sent"] and not last["sent"] and last["reasons"].keys() == entry["reasons"].keys():
-        entries.pop(0)
+        entries = entries[1:]
         entry = {**entry, "first": last["first"], "n": last["n"] + 1}
-    return canonical_json([entry, *entries[:REQUESTS_KEPT - 1]])
+    entries = [(entry, canonical_json(entry)), *entries[:REQUESTS_KEPT - 1]]
+    return f"[{','.join(text for _, text in entries)}]", entries
 
 
 # ---- Words -----------------------------------------------------------------------

@@ -138,7 +138,8 @@ def file_of(item):
 
 
 LONG = {f"tests/{name}.py" for name in (
-    "test_crash", "test_golden", "test_simulation", "test_trust_simulation",
+    "test_crash", "test_disk", "test_faults", "test_flood", "test_golden", "test_simulation",
+    "test_trust_simulation",
     "plugins/test_volunteer_faults")}
 
 

@@ -268,3 +268,16 @@ VOLUNTEER = {
     "C34": "waiting goes by the client's clock, deadlines are shifted to it",
     "C35": "zero stands for none or at once; a share never served for infinite debt",
 }
+
+DEVIATIONS = {rule_id: why for rule_ids, why in (  # what no code carries out
+    ("S0-35 S2-20", "C1: the next transition is the earliest deadline"),
+    ("S4-45", "C2: a misprint; strictly after the deadline"),
+    ("S0-38 S4-60", "C3: the transitioner sets TOO_LATE; the validator is not called"),
+    ("S2-03 S2-11", "C8: one transitioner for all applications"),
+    ("S2-37 S2-38 S2-40", "C10: the transitioner alone sets file_delete_state"),
+    ("S2-32 S4-65", "C11: a late report may still count, its files stay"),
+    ("S0-46", "C13: a consensus wakes the assimilator, which wakes the transitioner"),
+    ("S4-44", "C14: CLIENT_DETACHED"),
+    ("S4-58", "C15: no such state; outcome VALIDATE_ERROR"),
+    ("C37 C41", "wording and layout of the sources; nothing to carry out"),
+) for rule_id in rule_ids.split()}

@@ -80,6 +80,17 @@ def test_requests_that_count_backwards_come_from_a_copy(seqno, hostid, grid):
     assert m.Host.get_by_id(hostid).rpc_seqno == (seqno if hostid == 1 else 0)
 
 
+def test_of_several_copies_the_newest_is_who_comes_back(grid):
+    """D-09: a directory that was copied, and now comes without its number."""
+    ann = Client("ann")
+    ann.ask()
+    ann.ask()
+    ann.seqno = 0
+    assert ann.ask().hostid == 2
+    ann.hostid, ann.seqno = 0, 0
+    assert ann.ask().hostid == 2
+
+
 DETACH = {  # id: (what the client says when it comes back without host id, outcome of its result)
     "it lists nothing": (dict(other_results=[]), DETACHED),
     "it does not say": ({}, DETACHED),
@@ -167,6 +178,15 @@ def test_report(case, late, grid):
     assert (r.cpu_time, r.elapsed_time) == (3, 4)
     assert r.stderr_out == ("" if outcome == O.SUCCESS else "help")
     assert (unit.transition_time, unit.need_validate) == (now, False)  # C12
+
+
+def test_the_end_of_what_a_job_has_said_is_kept(grid):
+    """S2-34: the last lines say why it failed."""
+    (ann,), (name,) = given("ann")
+    told = m.Report(name, 3, 1, stderr_out="began\n" + "x" * 20000 + "\nTraceback")
+    ann.ask(reports=[told])
+    kept = result(name).stderr_out
+    assert len(kept) == 16384 and kept.endswith("x\nTraceback")
 
 
 def test_times_are_bounded_by_the_servers_clock(grid):
@@ -761,6 +781,19 @@ def test_a_foreign_host_id_leads_to_the_host_of_the_same_cpid(grid):
         assert bob.ask().hostid == 2
     bob.hostid = 99
     assert bob.ask().hostid == 2 and m.Host.select().count() == 2
+
+
+def test_all_shared_inputs_of_a_workunit_are_its_own(grid):
+    """Sticky ones, with a row each; they go when nobody needs them [WIRE 17.11]."""
+    unit = add(number=7, min_quorum=1, files={"table": b"one", "map": b"two"})
+    paths = [m.file_path("download", row.name) for row in m.SharedFile.select()]
+    assert [path.read_bytes() for path in paths] == [b"one", b"two"]
+    assert [file.get("sticky", False) for file in unit.input_files] == [False, True, True]
+    ann = Client("ann")
+    ann.report(*ann.fetch(), "5")
+    for now in range(NOW + 1, NOW + 9):
+        m.run_pass(now)
+    assert not any(path.exists() for path in paths) and not m.SharedFile.select().exists()
 
 
 def test_shared_inputs_go_with_the_last_workunit(grid, folder):

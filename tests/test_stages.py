@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+import sys
 
 import make
 import pytest
@@ -199,6 +200,33 @@ def test_many_workunits_are_done_in_one_pass(grid):
     assert len(names) == m.CHUNK + 7 == len(lines())
 
 
+def test_a_pass_has_a_limit_and_begins_with_what_waits_longest(grid, monkeypatch):
+    """D7, C8: so that every stage has its turn, and nobody is overtaken for ever."""
+    monkeypatch.setattr(m, "CHUNK", 2)
+    monkeypatch.setattr(m, "CHUNKS_MAX", 1)
+    monkeypatch.setattr(m.due, "known", {})  # The limit is part of its SQL.
+    for number in range(5):
+        add(number=number)
+    for unit in units():  # The newest are due for longest.
+        m.Workunit.update(transition_time=NOW - unit.id).where(m.Workunit.id == unit.id).execute()
+    for left in ([1, 2, 3], [1], []):
+        m.transitioner(NOW)
+        assert [unit.id for unit in units() if unit.transition_time < NOW] == left
+
+
+def test_workunits_come_in_the_order_asked_for(grid):
+    for number in range(3):
+        add(number=number)
+    assert [(unit.id, len(results)) for unit, results in m.load([3, 1, 9, 2])] == [
+        (3, 2), (1, 2), (2, 2)]
+
+
+def test_troubles_that_are_kept_are_bounded(grid):
+    for n in range(50):
+        m.remember(NOW + n, f"trouble {n}")
+    assert grid.errors[-1] == (NOW + 49, "trouble 49") and len(grid.errors) <= 20
+
+
 def test_flag_1_is_left_alone(grid):
     """T9."""
     answered("5", "5")
@@ -223,7 +251,7 @@ def test_due_is_strictly_before_now(time, due, grid):
 def test_a_crash_after_the_hook_leaves_one_line(place, grid, folder, monkeypatch):
     """C23: whatever was written is cut off, or was not written, and the hook runs again."""
     answered("5", "5")
-    append = m.append_exactly
+    append, assimilate = m.append_exactly, sys.modules["minigrid_plugin_assimilate"]
 
     def fall(*args):
         if place == "after the file":
@@ -235,9 +263,9 @@ def test_a_crash_after_the_hook_leaves_one_line(place, grid, folder, monkeypatch
             m.transitioner(NOW + 1), m.validator(NOW + 1)
             patch.setattr(m, "count_firings", lambda done: done and fall())
             with pytest.raises(KeyError):
-                m.assimilator(NOW + 1)
+                assimilate.assimilator(NOW + 1)
         else:
-            patch.setattr(m, "append_exactly", fall)
+            patch.setattr(assimilate, "append_exactly", fall)
             m.run_pass(NOW + 1)
     m.close_project()
     restart(folder, stock=0)
@@ -444,6 +472,26 @@ def test_what_cannot_be_deleted_is_tried_every_hour(grid):
     assert units()[0].file_delete_state == F.DONE
     passes(NOW + 1 + 3700)
     assert units() == []
+
+
+def test_what_stays_undeleted_is_told_once(grid):
+    """C16: the second hour finds what the first one found."""
+    stuck, *_ = gone("near_0")
+    stuck.unlink()
+    stuck.mkdir()
+    passes(NOW + 2, NOW + 3 + 3600, NOW + 4 + 7200)
+    assert units()[0].file_delete_state == F.ERROR
+    assert m.Firing.get(rule="files not deleted").n == 1
+    stuck.rmdir()
+
+
+def test_the_rest_of_a_broken_upload_goes_too(grid):
+    """P2: an error was reported while a part of its output was here."""
+    answered("5", None, min_quorum=1, target_nresults=2)
+    (part,) = [path.with_name(path.name + ".part") for path in [output("near_0_1")]]
+    part.write_bytes(b"half")
+    passes(NOW + 1, NOW + 2, NOW + 3)
+    assert result("near_0_1").file_delete_state == F.DONE and not part.exists()
 
 
 def test_the_first_pass_of_a_process_tries_again(grid, folder):

@@ -203,6 +203,23 @@ def test_stop_finishes_what_waits_and_start_goes_on(write):
     assert write(note("again")) == "again" and len(notes()) == 7
 
 
+def test_stop_finishes_what_waits_in_the_same_group(write):
+    """Whoever stops the writer comes behind those who wait already, and all are one group."""
+    ready, release = threading.Event(), threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        pool.submit(write, lambda: (ready.set(), release.wait(PATIENCE)))
+        assert ready.wait(PATIENCE)
+        last = pool.submit(write, note("last"))
+        until(lambda: write.waiting.qsize() == 1)
+        stopped = pool.submit(write.stop)
+        until(lambda: write.waiting.qsize() == 2)
+        release.set()
+        stopped.result(PATIENCE)
+        done = last.done() or concurrent.futures.wait([last], 1).done
+        write.start()  # or who was forgotten would wait for ever
+    assert done and notes() == {"last"}
+
+
 @pytest.mark.parametrize("thread", [True, False])
 def test_writing_inside_the_writer_joins_the_transaction(grid, thread):
     """No deadlock; what was written inside is lost if the outside raises."""
@@ -251,6 +268,12 @@ def test_totals_and_log_lines_tell_what_is_committed_and_only_that(app, write, c
     assert [type(outcome(f)) for f in group] == [type(None), KeyError, type(None)]
     assert totals() == {"send": 2}
     assert [r.getMessage() for r in caplog.records] == ["RESULT#a_0_0 scheduler: send"] * 2
+
+
+def test_totals_add_up_over_transactions(app, write):
+    for _ in range(3):
+        write(send(app))
+    assert totals() == {"send": 3}
 
 
 def test_totals_are_lost_with_their_transaction(app, write, caplog):
@@ -344,6 +367,14 @@ def test_a_commit_that_fails_takes_nobody_else_along(write):
     assert "cannot be written: FOREIGN KEY" in str(outcome(failing))
     assert (outcome(before), outcome(after)) == ("a", "b")
     assert notes() == {"old", "a", "b"} and not dump()["app_version"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_commit_that_fails_takes_the_only_other_one_not_along(write, first):
+    pair = [fail_at_commit, note("a")] if first else [note("a"), fail_at_commit]
+    told = [outcome(future) for future in as_one_group(write, pair)]
+    assert isinstance(told[not first], m.StoreError) and told[first] == "a"
+    assert notes() == {"a"}
 
 
 def test_a_store_that_may_only_be_read(grid):
@@ -826,6 +857,9 @@ HOT = {  # what a pass or a request asks: (part of the statement, the index that
     "stock": (r"SELECT COUNT.*server_state = 2", "result_unsent"),
     "unsent in order of priority": (r"server_state = 2.*ORDER BY .*\"priority\" DESC",
                                     "result_unsent"),
+    "no two copies to a host": (r"NOT EXISTS\(SELECT 1 FROM \"result\"", "result_workunit_id"),
+    "copies of a workunit on a host": (r"\"workunit_id\" = \d+\) AND \(.*\"host_id\"",
+                                       "result_workunit_id"),
     "in progress on a host": (r"server_state = 4 AND .*\"host_id\" = ", "result_held"),
 }
 
@@ -868,6 +902,7 @@ def live(seen):
         m.run_pass(now)
     assert m.Firing.get(rule="purge").n, "the workunits did not come to their end"
     m.plugged("status")[0](now)
+    m.copies_on(1, 1)  # as for a report that comes from another host
 
 
 @pytest.mark.parametrize("case", HOT)

@@ -13,7 +13,7 @@ from peewee import SQL, BigIntegerField, CharField, FloatField, IntegerField, Te
 
 from minigrid import (IN_PROGRESS, ClientError, Host, Outcome, Record, Result, ServerState,
                       ValidateState, Workunit, canonical_json, db, explain, file_path, fire,
-                      output_files, rule, setting)
+                      output_files, prepared, rule, setting)
 
 OPEN = SQL("ended = 0")
 NO_WORK, REFUSED = 1, 2  # the levels [C36]
@@ -487,11 +487,17 @@ def handed_on(r, host, now):
 
 def answerable(compared):
     """Return [(result, host)] with the hosts that were given the tasks, whoever reported them."""
-    given = dict(HandedOn.select(HandedOn.result, HandedOn.host).where(
-        HandedOn.result.in_([r.name for r, _ in compared])).tuples())
+    given = dict(handed_on_of([r.name for r, _ in compared]))
     rows = {host.id: host for host in Host.select().where(
         Host.id.in_(list(given.values())))} if given else {}
     return [(r, rows.get(given.get(r.name), host)) for r, host in compared]
+
+
+@prepared
+def handed_on_of(names):
+    """Find which of these results were handed on, and to whom they had been given."""
+    return HandedOn.select(HandedOn.result, HandedOn.host).where(
+        HandedOn.result.in_(names)).tuples()
 
 
 def forget_old(now):

@@ -4,6 +4,7 @@ import math
 import random
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import make
 import pytest
@@ -382,7 +383,7 @@ def test_a_copy_sent_to_a_new_host_before_the_first_is_judged(grid, monkeypatch)
 def test_a_settled_workunit_is_not_changed_by_who_gets_a_copy(grid):
     """Such as a spot check of a policy."""
     unit = m.Workunit(min_quorum=1, target_nresults=1, canonical_resultid=5, number=1)
-    offer = m.SimpleNamespace(application=m.apps["proven"], version=m.AppVersion(id=1))
+    offer = SimpleNamespace(application=m.apps["proven"], version=m.AppVersion(id=1))
     recheck().at_send(m.Result(), unit, m.Host(id=9), offer, NOW)
     assert (unit.min_quorum, unit.target_nresults) == (1, 1)
 
