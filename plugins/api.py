@@ -60,10 +60,11 @@ def routes(app, clock):
         request = parse_request(given)
         if "signing_key" in given:  # It runs signed files only; others may, as before [D11].
             plugged("signing")[-1](request, given["signing_key"], now)
-        reply = make_absolute(dataclasses.asdict(serve(request, now)), base_url())
+        base = base_url()
+        reply = written(serve(request, now), base)
         if request.more:
             request.more.write(reply)
-        return {**reply, "addresses": all_addresses(base_url())}
+        return {**reply, "addresses": all_addresses(base)}
 
     @app.get("/volunteer.py")
     def _():
@@ -252,13 +253,16 @@ def serve(request, now):
         return acknowledge_only(request, now, error)
 
 
-def make_absolute(reply, base):
-    """Put the address by which the client came in front of every path [D5]."""
-    for given in reply["assignments"]:
-        given["files"] = [file for file in given["files"] if "boinc" not in file]
-        for file in (*given["files"], given["input"], *given["inputs"], given["output"]):
-            file["url"] = base + file["url"]
-    return reply
+def written(reply, base):
+    """Return a reply as a dict, the address by which the client came before every path [D5]."""
+    # No dataclasses.asdict(): it copies every text and number, at half the cost of the request.
+    def whole(file):
+        return {**file, "url": base + file["url"]}
+
+    return {**vars(reply), "assignments": [{
+        **vars(a), "files": [whole(file) for file in a.files if "boinc" not in file],
+        "input": whole(a.input), "inputs": list(map(whole, a.inputs)), "output": whole(a.output),
+    } for a in reply.assignments]}
 
 
 def acknowledge_only(request, now, error):

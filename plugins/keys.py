@@ -18,6 +18,7 @@ be chosen: RSA of at most 1024 bits over the MD5 of a file.
 Files changed by a command, or copied in from elsewhere, are taken up without a restart.
 """
 
+import contextlib
 import functools
 import hashlib
 import hmac
@@ -88,7 +89,7 @@ class Key:
     e: int
     scheme: Scheme
 
-    @property
+    @functools.cached_property
     def text(self):
         """The key as clients are told."""
         return self.scheme.write(self)
@@ -405,6 +406,7 @@ class Keys:
         self._lines = {}  # digest -> signatures that the file has for it, good or bad
         self._good = {}  # digest -> signature text, verified
         self._stamp = self._lines_stamp = None
+        self._steady = False
         self._load()
         secret = read_file(folder / SECRET, private=True) if scheme.secret else None
         if secret is not None and not re.fullmatch("[0-9a-f]{64}", secret.strip()):
@@ -428,8 +430,24 @@ class Keys:
         self._key, self._d, self._next, self._stamp = key, d, found, stamp
         self._good, self._lines, self._lines_stamp = {}, {}, None
 
+    @contextlib.contextmanager
+    def steady(self):
+        """Let keys and signatures stay as they are for some calls, whose answers belong together.
+
+        It also looks for changes only once for all of them.
+        """
+        with self._lock:
+            self._refresh()
+            self._steady = True
+            try:
+                yield
+            finally:
+                self._steady = False
+
     def _refresh(self):
         """Take up what has changed in the folder, and keep what we have if it is no good."""
+        if self._steady:
+            return
         if self._stamp != list(map(stamp_of, self._files)):
             try:
                 self._load()
@@ -503,11 +521,13 @@ class Keys:
         It comes from the signatures file if that has a good one, else it is made and added there;
         None if the private key is elsewhere and did not sign this yet. Raises ValueError.
         """
-        if not re.fullmatch(self.scheme.digest, digest):
-            raise ValueError(f"{digest!r:.60} is no {self.scheme.hash} in lower-case hex")
         with self._lock:
             self._refresh()
-            found = self._good.get(digest) or self._stored(digest)
+            if digest in self._good:
+                return self._good[digest]
+            if not re.fullmatch(self.scheme.digest, digest):
+                raise ValueError(f"{digest!r:.60} is no {self.scheme.hash} in lower-case hex")
+            found = self._stored(digest)
             if found or self._d is None:
                 return found
             try:
@@ -567,6 +587,8 @@ class Keys:
             self._refresh()
             if not client_key.strip():
                 return "none", self._key.text, ""
+            if client_key == self._key.text:
+                return "current", "", ""
             try:
                 key = self.scheme.read(client_key)
             except ValueError:
@@ -722,11 +744,12 @@ class Signing:
     signatures: dict = field(default_factory=dict)  # digest -> signature
 
     def __post_init__(self):
-        self.keys, told = own_keys(), None
-        while self.keys and told != self.keys.public:  # Again, if it was changed in between.
-            told = self.key = self.keys.public
+        self.keys = own_keys()
+        if not self.keys:
+            return
+        with self.keys.steady():
+            self.key = self.keys.public
             self.changes = self.keys.changes_from(self.has) if self.has else ()
-            self.signatures = {}
             for application in list(apps.values()):
                 for version in application.versions:
                     self.sign(application.name, version)

@@ -4,6 +4,7 @@ The text in data/paused is what they are told. The stages go on, uploads are sti
 """
 
 import contextlib
+import os
 from pathlib import Path
 
 from minigrid import ClientError, project, read_settings
@@ -11,9 +12,11 @@ from minigrid import ClientError, project, read_settings
 
 def stopped(now):
     """Return what clients are told while the project is paused; empty while it is not."""
+    if not os.path.lexists(f"{project.data}/paused"):  # asked at each request
+        return ""
     try:
         text = (project.data / "paused").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    except FileNotFoundError:  # Just now.
         return ""
     except OSError as error:
         return f"the project has a problem on its side: {error.strerror}"

@@ -40,14 +40,18 @@ UPLOAD_HEADER_MAX = 8191  # bytes [WIRE 10.2]
 PREFS_MAX = 8192  # characters of what read_prefs() returns
 
 TAG = re.compile(r"<(/?)([A-Za-z_0-9]{1,40})(/?)>")
+NEXT_TAG = re.compile(r"\s*" + TAG.pattern)
 LEAF = re.compile(r"<([A-Za-z_0-9]{1,40})>([^<]*)</\1>")
 CLOSE = re.compile(r"</([A-Za-z_0-9]{1,40})>")
 SPACE = re.compile(r"\s*")
 CDATA = "<![CDATA["
 STDERR_END, MESSAGE_END = "</stderr_out>", "</msg_from_host>"
+STDERR_ENDS = re.compile(STDERR_END)
 NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?")
+USUAL_NUMBER = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,9})?")  # as clients write it, within bounds
 INTEGER = re.compile(r"[-+]?[0-9]{1,30}")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]+")  # all but line ends and tabs
+CONTROL_BYTES = bytes(c for c in range(128) if CONTROL.match(chr(c)))
 NO_UTF8 = re.compile(rb"(?:[\x80-\xc1\xf5-\xff]|[\xc2-\xf4](?![\x80-\xbf]))+")
 ENTITY = re.compile(r"&(?:#([0-9]{1,3})|(lt|gt|amp|quot|apos));")
 HIGH_BYTE = re.compile(r"&#(12[89]|1[3-9][0-9]|2[0-4][0-9]|25[0-5]);")
@@ -59,6 +63,11 @@ CONTAINERS = frozenset((
     "scheduler_request", "working_global_preferences", "global_preferences", "time_stats",
     "net_stats", "host_info", "disk_usage", "alt_platform", "result", "msg_from_host", "file_info",
     "app_versions", "other_results"))
+# Plain elements that follow one another, which is most of a request, are read at once. What has a
+# reader of its own is left to it, even where it looks plain. The bound is for the matcher, which
+# keeps notes of every element.
+RUN = re.compile(r"(?:\s*<(?!(?:%s)>)([A-Za-z_0-9]{1,40})>[^<]*</\1>){1,200}" % "|".join(
+    sorted(CONTAINERS | {"stderr_out", "app_version"})))
 LEAVES = frozenset((
     "authenticator", "hostid", "rpc_seqno", "core_client_major_version",
     "core_client_minor_version", "core_client_release", "allow_multiple_clients",
@@ -156,6 +165,8 @@ class UploadRequest:
 
 def number(text):
     """Read what printf %f or %d wrote as a float; 0.0 if it is no finite number."""
+    if USUAL_NUMBER.fullmatch(text):
+        return float(text)
     text = text.strip()
     value = float(text) if len(text) <= NUMBER_LENGTH and NUMBER.fullmatch(text) else 0.0
     return max(-NUMBER_MAX, min(NUMBER_MAX, value)) if math.isfinite(value) else 0.0
@@ -163,6 +174,8 @@ def number(text):
 
 def integer(text):
     """Read an integer, or the integer part of a number; 0 if it is none."""
+    if len(text) < 19 and text.isdecimal():
+        return int(text)
     text = text.strip()
     value = int(text) if INTEGER.fullmatch(text) else int(number(text))  # %d, or %f of bytes
     return max(-(1 << 62), min(1 << 62, value))
@@ -195,16 +208,16 @@ def join_utf8(text):
 
     Characters above 255 do not occur in what was read as Latin-1.
     """
-    if not text.isascii():
-        text = text.encode("latin-1").decode("utf-8", "minigrid.latin-1")
-    return CONTROL.sub("", text)
+    if text.isascii():  # a stderr of 64 KB at ten times the speed of the other way
+        return text.encode().translate(None, CONTROL_BYTES).decode()
+    return CONTROL.sub("", text.encode("latin-1").decode("utf-8", "minigrid.latin-1"))
 
 
 def unescape(text):
     """Decode the entities of escaped text, one byte per number [WIRE 3.1], to readable text."""
-    if "&" in text:
-        text = ENTITY.sub(_entity, text)
-    return join_utf8(text)
+    if text.isprintable() and text.isascii() and "&" not in text:
+        return text  # as nearly always
+    return join_utf8(ENTITY.sub(_entity, text))
 
 
 def _entity(match):
@@ -215,7 +228,9 @@ def _entity(match):
 
 def high_bytes(text):
     """Decode the text of a CDATA section: only bytes above 127 were written as `&#N;`."""
-    return join_utf8(HIGH_BYTE.sub(lambda match: chr(int(match[1])), text))
+    if "&#" in text:
+        text = HIGH_BYTE.sub(lambda match: chr(int(match[1])), text)
+    return join_utf8(text)
 
 
 def readable(raw, decode=high_bytes):
@@ -296,19 +311,20 @@ class _Scanner:
                     self.seen.add(name)
                     once[name](name)
             else:
-                self.leaf_or_skip(tag)
+                self.leaves_or_skip(tag)
         return self.finish()
 
     def keep(self, name, value):
         if name in LEAVES:
             self.found.setdefault(name, value)
 
-    def leaf_or_skip(self, tag):
-        """Keep an element that holds plain text; step over one that holds others."""
-        leaf = LEAF.match(self.text, tag.start())
-        if leaf:
-            self.keep(leaf[1], leaf[2])
-            self.pos = leaf.end()
+    def leaves_or_skip(self, tag):
+        """Keep the elements that hold plain text; step over one that holds others."""
+        leaves = RUN.match(self.text, tag.start())
+        if leaves:
+            self.pos = leaves.end()
+            for name, value in LEAF.findall(self.text, tag.start(), self.pos):
+                self.keep(name, value)
         else:
             self.inside(tag[2])
 
@@ -340,17 +356,28 @@ class _Scanner:
 
     @cached_property
     def closes(self):
-        """Where the last end tag of each name is: asked first, so that no search is in vain.
+        """Where the last end tag of each name is: made when one was not found, then asked first.
 
         Without it a thousand tags that are never closed would cost a thousand searches to the end.
         """
         return {m[1]: m.start() for m in CLOSE.finditer(self.text)}
 
+    @cached_property
+    def last_stderr(self):
+        return self.text.rfind(STDERR_END)
+
+    @cached_property
+    def last_message(self):
+        return self.text.rfind(MESSAGE_END)
+
     def inside(self, name):
         """Step over an element's content and end tag; return the content, None if it has no end."""
-        if self.closes.get(name, -1) < self.pos:
+        start, end = self.pos, -1
+        if "closes" not in vars(self) or self.closes.get(name, -1) >= start:
+            end = self.text.find(f"</{name}>", start)
+        if end < 0:
+            self.closes  # From now on it is known what is never closed.
             return None
-        start, end = self.pos, self.text.index(f"</{name}>", self.pos)
         self.pos = end + len(name) + 3
         return self.text[start:end]
 
@@ -375,17 +402,29 @@ class _Scanner:
                 yield inner, "1"
             elif inner in parts:
                 yield inner, None
-            elif (leaf := LEAF.match(self.text, tag.start())):
-                self.pos = leaf.end()
-                yield inner, leaf[2]
+            elif (leaves := RUN.match(self.text, tag.start())):
+                self.pos = leaves.end()
+                yield from LEAF.findall(self.text, tag.start(), self.pos)
             else:
                 content = self.inside(inner)
                 if content is not None:
                     yield inner, content
 
+    def leaves(self):
+        """Step over the plain elements that stand here; return {name: text}, the first counts."""
+        leaves = RUN.match(self.text, self.pos)
+        if not leaves:
+            return {}
+        self.pos = leaves.end()
+        return dict(LEAF.findall(self.text, leaves.start(), self.pos)[::-1])
+
     def values(self, name):
         """Read a container of plain elements: (dict of name -> text, was there an end tag)."""
-        found = {}
+        found = self.leaves()
+        tag = NEXT_TAG.match(self.text, self.pos)
+        if tag and tag.groups() == ("/", name, ""):  # as nearly always
+            self.pos = tag.end()
+            return found, True
         for inner, content in self.elements(name):
             if inner is None:
                 return found, True
@@ -416,8 +455,9 @@ class _Scanner:
 
     def numbers(self, name):
         """Read a container of numbers into the request's field of the same name."""
-        given = self.values(name)[0]
-        setattr(self.request, name, {key: number(value) for key, value in given.items()})
+        usual, given = USUAL_NUMBER.fullmatch, self.values(name)[0]
+        setattr(self.request, name, {key: float(value) if usual(value) else number(value)
+                                     for key, value in given.items()})
 
     def host_info(self, name):
         """Read what the client says of its computer; parts with elements of their own are not."""
@@ -461,7 +501,7 @@ class _Scanner:
 
     def result(self, name):
         """Read one result; one that has no end tag or no name is left out."""
-        given, files, stderr = {}, [], None
+        given, files, stderr = self.leaves(), [], None
         for inner, content in self.elements(name, ("stderr_out", "file_info")):
             if inner is None:
                 self.add_result(given, files, stderr or "")
@@ -525,7 +565,7 @@ class _Scanner:
         one need not get past the next, and all together cost one pass.
         """
         well, pinch = {"cdata": [], "bare": []}, {"cdata": [], "bare": []}
-        for end in [m.start() for m in re.finditer(STDERR_END, self.text)][::-1]:
+        for end in [m.start() for m in STDERR_ENDS.finditer(self.text)][::-1]:
             goes_on = self.goes_on(end + len(STDERR_END), well)
             if goes_on is not None:
                 ends = well if goes_on else pinch
@@ -544,34 +584,31 @@ class _Scanner:
         """
         in_result, ended = True, False
         while True:
-            pos = self.skip_space(pos)
-            tag = TAG.match(self.text, pos)
+            tag = NEXT_TAG.match(self.text, pos)
             if not tag:
                 break
             closing, name, empty = tag.groups()
             if not in_result and name != "result":
                 return self.well_after_results(tag, pos) or False
-            opens = not closing and not empty
-            if opens and name == "stderr_out":
+            if name == "stderr_out" and not closing and not empty:
                 start, kind = self.stderr_start(tag.end())
                 found = later["bare"][-1:] == [start] if kind == "empty" else bool(later[kind])
                 return found or False if ended else None
-            leaf = LEAF.match(self.text, pos) if opens and name != "result" else None
+            leaves = RUN.match(self.text, pos)
             if name == "result":
                 if in_result is not bool(closing):
                     break
                 in_result, ended = not in_result, True
-            elif not leaf and name != "file_info":
+            elif not leaves and name != "file_info":
                 break
-            pos = (leaf or tag).end()
+            pos = (leaves or tag).end()
         return False if ended else None
 
     def well_after_results(self, tag, pos):
         """Say whether this tag, at `pos`, may follow the last result of the request."""
-        last = self.closes["stderr_out"]
         if tag[2] == "msg_from_host" and not tag[1]:
-            return self.closes.get("msg_from_host", -1) > last
-        return pos > last and (not tag[1] or tag[2] == "scheduler_request")
+            return self.last_message > self.last_stderr
+        return pos > self.last_stderr and (not tag[1] or tag[2] == "scheduler_request")
 
     def message(self, name):
         """Read a trickle-up: two elements, then raw text [WIRE 13]."""
@@ -593,10 +630,10 @@ class _Scanner:
     @cached_property
     def message_ends(self):
         """Where a trickle may end: before the next one, and the last end tag of all."""
-        ends, last = [], self.closes.get("msg_from_host", -1)
+        ends, last = [], self.last_message
         for match in re.finditer(MESSAGE_END, self.text):
-            tag = TAG.match(self.text, self.skip_space(match.end()))
-            if match.start() == last or tag and tag[0] == "<msg_from_host>" and (
+            tag = NEXT_TAG.match(self.text, match.end())
+            if match.start() == last or tag and tag.groups() == ("", "msg_from_host", "") and (
                     self.text.startswith("<result_name>", self.skip_space(tag.end()))):
                 ends.append(match.start())
         return ends

@@ -16,7 +16,7 @@ import bottle
 from peewee import BigIntegerField, CharField, ForeignKeyField, TextField
 
 from minigrid import (AppVersion, ClientError, Record, Report, Request, SharedFile, StoreError,
-                      User, apps, base_url, plugged, project, remember, say_to, schedule,
+                      User, apps, base_url, plugged, prepared, project, remember, say_to, schedule,
                       setting)
 
 from . import reader, stats
@@ -56,6 +56,7 @@ class BoincUser(Record):
 
 
 TABLES = (BoincUser,)
+boinc_user_of = prepared(lambda user_id: BoincUser.select().where(BoincUser.user == user_id))
 settings = Settings()
 keys = None  # the Keys that BOINC clients know, of the open project
 unsigned_told = set()  # ids of the versions that the operator was told of
@@ -161,11 +162,10 @@ class Extras:
     signatures: dict = field(default_factory=dict)  # MD5 of a file -> signature
 
     def __post_init__(self):
-        told = None
-        while self.tell_key and told != keys.public:  # Again, if it was changed in between.
-            told = keys.public
+        if not self.tell_key:
+            return
+        with keys.steady():
             self.key_status, self.key, self.key_signature = keys.answer(self.sent.code_sign_key)
-            self.signatures = {}
             for application in list(apps.values()):
                 for version in application.versions:
                     self.sign(version)
@@ -337,7 +337,7 @@ def unneeded(names):
 
 def boinc_user(user):
     """Return a user's row of BOINC's own, made at the first contact. Runs in the writer."""
-    row = BoincUser.get_or_none(user=user)
+    row = boinc_user_of.first(user.id)
     if row is None:
         number = f"{project.rng.getrandbits(128):032x}"
         row = BoincUser.create(user=user, cross_project_id=number)
@@ -370,7 +370,18 @@ def boinc_platforms():
 
 # ---- Replies -----------------------------------------------------------------
 
+PLAIN = re.compile(r"[ !-%'-;=?-~]*")  # what needs no escape
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+GUI_URLS = "<gui_urls>\n%s\n</gui_urls>" % "\n".join(  # what BOINC Manager offers by the project
+    f"<gui_url>\n<name>{name}</name>\n<description>{about}</description>\n"
+    f"<url>{{base}}{path}</url>\n</gui_url>" for name, about, path in (
+        ("Project", "How the whole project is doing", "/"),
+        ("Your account", "Credit and computers of yours", "/show_user.php?userid={userid}"),
+        ("Your tasks", "What your computers did and are doing", "/results.php?userid={userid}"),
+        ("This computer", "What this computer did, and why it gets work or not",
+         "/show_host_detail.php?hostid={hostid}")))
 
 
 def head(base):
@@ -398,7 +409,7 @@ def refusal(text, base, delay=0, priority="low", down=False):
 def element(name, value, nbytes=TEXT_BYTES):
     """Write one element; numbers plain, texts escaped and cut to what the client has room for."""
     if isinstance(value, float):
-        value = f"{value:.6f}"
+        return f"<{name}>{value:.6f}</{name}>"
     return f"<{name}>{escaped(str(value), nbytes)}</{name}>"
 
 
@@ -407,6 +418,8 @@ def escaped(text, nbytes):
 
     Control characters become spaces: a zero would end the reply [WIRE 3.2].
     """
+    if PLAIN.fullmatch(text) and len(text) <= nbytes:
+        return text  # as nearly always
     text = html.escape(CONTROL.sub(" ", text), quote=False)
     data = text.encode("utf-8", "replace")
     if len(data) > nbytes:
@@ -465,17 +478,7 @@ def about_user(extras, reply, hostid, base):
               element("host_create_time", host.create_time)]
     if extras.prefs:
         lines.append(f"<global_preferences>\n{extras.prefs.strip()}\n</global_preferences>")
-    lines.append("<gui_urls>")
-    for name, about, path in (
-            ("Project", "How the whole project is doing", "/"),
-            ("Your account", "Credit and computers of yours", f"/show_user.php?userid={user.id}"),
-            ("Your tasks", "What your computers did and are doing",
-             f"/results.php?userid={user.id}"),
-            ("This computer", "What this computer did, and why it gets work or not",
-             f"/show_host_detail.php?hostid={host.id}")):
-        lines.append(f"<gui_url>\n{element('name', name)}\n{element('description', about)}\n"
-                     f"{element('url', base + path)}\n</gui_url>")
-    return [*lines, "</gui_urls>"]
+    return [*lines, GUI_URLS.format(base=base, userid=user.id, hostid=host.id)]
 
 
 def write_trickles(trickles):

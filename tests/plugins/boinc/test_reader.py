@@ -427,7 +427,8 @@ def test_utf8_comes_back_as_it_was(text):
 @pytest.mark.parametrize("text, value", [
     ("34517.006123", 34517.006123), (" 5 ", 5.0), ("-1.000000", -1.0), ("1e3", 1000.0),
     ("", 0), ("nan", 0), ("inf", 0), ("-inf", 0), ("1e999", 0), ("0x10", 0), ("1_000", 0),
-    ("1,5", 0), ("5 6", 0), ("\xb2", 0), ("1" * 300, 2.0 ** 62), ("-1e30", -2.0 ** 62),
+    ("1,5", 0), ("5 6", 0), ("\xb2", 0), ("9" * 20, 2.0 ** 62), ("1" * 300, 2.0 ** 62),
+    ("-1e30", -2.0 ** 62),
     ("1" * 5000, 0)])
 def test_numbers(text, value):
     assert read(head=f"<work_req_seconds>{text}</work_req_seconds>").work_req_seconds == value
@@ -466,6 +467,20 @@ def test_the_first_of_a_name_counts():
                       "<host_info><p_ncpus>7</p_ncpus></host_info>")
     assert (found.hostid, found.authenticator) == (1, "abc")
     assert found.host_info == {"p_ncpus": "7"}
+
+
+def test_what_looks_plain_among_plain_elements_is_read_by_its_own_rules():
+    found = read("<result><name>a_0</name><name>b_0</name><stderr_out>words</stderr_out>"
+                 "<state>5</state></result>", "<result><name>c_0</name><net_stats>1</net_stats>"
+                 "</result>", "<file_info><name>d</name><file_info/>",
+                 head="<alt_platform><name>p</name><name>q</name></alt_platform><time_stats>1"
+                      "</time_stats><time_stats><on_frac>1</on_frac></time_stats>")
+    untouched(found)
+    assert [(r.name, r.state, r.stderr_out) for r in found.results] == [("a_0", 5, "words")]
+    assert found.platforms == ["p"] and found.time_stats == {}
+    body = request().replace("<app_version>", "<x>1</x><app_version>5</app_version><app_version>")
+    assert [v["app_name"] for v in reader.read_request(body.encode()).app_versions] == [
+        "", "worker"]
 
 
 def test_unknown_elements_are_skipped_with_their_content():

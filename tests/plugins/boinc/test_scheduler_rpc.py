@@ -191,6 +191,8 @@ def test_a_host_is_filled_and_brought_up_to_date(ann):
     reply = ann(host="<os_name>Plan 9</os_name>", now=NOW + 7)
     assert reply.xml.find("hostid") is None  # Sent again it would make the client rename itself.
     assert (ann.host().os_name, ann.host().rpc_time, ann.host().d_free) == ("Plan 9", NOW + 7, 0)
+    ann(host="<d_free>5e8</d_free>", top=STATS)
+    assert ann.host().d_free == 5e8  # Its share may be more than there is.
 
 
 def test_nonsense_about_a_computer_does_no_harm(ann):
@@ -343,6 +345,14 @@ def test_report_immediately_can_be_turned_off(ann, rpc, monkeypatch):
     monkeypatch.setattr(rpc, "settings", rpc.Settings(report_immediately=False))
     add("near")
     assert ann(1).xml.find("result/report_immediately") is None
+
+
+def test_a_limit_is_never_below_two_minutes(ann):
+    """[WIRE 7.4] The client would make twelve hours of it."""
+    add("near", rsc_fpops_est=1, rsc_fpops_bound=2)
+    reply = ann(1)
+    speed = float(reply.text("app_version/flops"))
+    assert float(reply.text("workunit/rsc_fpops_bound")) > 120 * speed
 
 
 def test_names_of_applications_and_workunits_are_no_rivals(web, folder):
@@ -641,7 +651,8 @@ def test_the_key_is_told_once_and_changes_are_signed(ann, web, rpc):
                          keys.BOINC.read(new))
     ann.sign_key = "1024\n" + "ab" * 256
     before = len(ann.held)
-    reply = ann(1, reports=ann.held[:1])
+    assert before >= 2
+    reply = ann(1, reports=ann.held[:1], other=[])  # What it has lost it could not check either.
     assert reply.jobs == [] and len(reply.names("result_ack")) == 1
     assert [p for p, text in reply.messages if "signing key" in text] == ["notice"]
     assert len(ann.held) == before - 1 and reply.xml.find("code_sign_key") is None
@@ -649,14 +660,14 @@ def test_the_key_is_told_once_and_changes_are_signed(ann, web, rpc):
 
 def test_a_key_that_changes_within_a_request(ann, rpc, monkeypatch):
     add("near")
+    keys = sys.modules["minigrid_plugin_keys"]
     original, changes = rpc.keys.signature, []
 
     def signature(md5, name=""):
-        if not changes:
-            changes.append(rpc.keys.change())
+        if not changes:  # as the command does it, in a process of its own
+            changes.append(keys.open_boinc_keys(rpc.keys.folder).change())
         return original(md5, name)
     monkeypatch.setattr(rpc.keys, "signature", signature)
-    keys = sys.modules["minigrid_plugin_keys"]
     reply = ann(1)
     told = keys.BOINC.read(reply.text("code_sign_key"))
     signed = [e for e in reply.xml.findall("file_info") if e.find("file_signature") is not None]
