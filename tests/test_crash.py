@@ -3,7 +3,7 @@
 The server is the real process. The volunteers are three threads that speak the protocol with the
 standard library, so it is known exactly what they were told. The server is killed after a random
 number of answers, or between a request and its answer, or in the middle of a pass, or while it
-starts; and started again, until the work is done. MINIGRID_KILLS says how often (10),
+starts; and started again, until the work is done. MINIGRID_KILLS says how often (20),
 MINIGRID_SEED begins the random numbers.
 """
 
@@ -28,17 +28,17 @@ import pytest
 import minigrid as m
 
 ROOT = Path(m.__file__).resolve().parent
-KILLS = int(os.environ.get("MINIGRID_KILLS", "10"))
+KILLS = int(os.environ.get("MINIGRID_KILLS", "20"))
 SEED = int(os.environ.get("MINIGRID_SEED", "1"))
 PATIENCE = 60  # seconds until something that does not end is a failure
 N_WORKUNITS = 60 + 12 * KILLS
-APP = f'''"""quick: squares, at once."""
+APP = '''"""quick: squares, at once."""
 
 max_success_results, max_total_results, max_error_results = 20, 40, 20
 
 
 def workunit(i):
-    return {{"input": i}} if i < {N_WORKUNITS} else None
+    return {"input": i} if i < N_WORKUNITS else None
 
 
 def compute(input):
@@ -54,12 +54,18 @@ class World:
     """What the volunteers share: the server's address, what was acknowledged, when to kill."""
 
     def __init__(self, data):
-        self.data = data
+        self.data, self.env = data, None  # `env`: of the server's process
+        self.set_work(N_WORKUNITS)
         self.changed = threading.Condition()
         self.address, self.process = None, None
         self.over = False
         self.n_answers, self.kill_at, self.kill_in_flight = 0, None, False
         self.reported, self.uploaded, self.troubles = {}, {}, []
+
+    def set_work(self, n):
+        """Write the application, with so many workunits."""
+        self.n_workunits = n
+        (self.data.parent / "quick.py").write_text(APP.replace("N_WORKUNITS", str(n)))
 
     def open_to(self, address, process, kill_at=None, in_flight=False):
         """Let the volunteers know the address, and at which answer the server will die."""
@@ -97,12 +103,17 @@ class World:
         self.process.send_signal(signal.SIGKILL)
 
 
+class Refused(Exception):
+    """The server says that it cannot do that now."""
+
+
 class Volunteer(threading.Thread):
     """Fetches, uploads in one or two pieces, reports; keeps what it knows when the server dies."""
 
-    def __init__(self, world, name, rng):
+    def __init__(self, world, name, rng, may_refuse=()):
         super().__init__(name=name, daemon=True)
-        self.world, self.rng = world, rng
+        self.world, self.rng, self.may_refuse = world, rng, may_refuse  # HTTP statuses
+        self.n_refused = 0
         self.connection, self.address = None, None
         self.key, self.hostid, self.rpc_seqno = "", 0, 0
         self.held, self.pending = {}, {}  # name -> assignment; name -> report not acknowledged yet
@@ -112,6 +123,9 @@ class Volunteer(threading.Thread):
             while not self.world.over:
                 try:
                     self.turn()
+                except Refused:
+                    self.n_refused += 1
+                    threading.Event().wait(0.01)
                 except (OSError, http.client.HTTPException):
                     self.hang_up()
         except BaseException as error:
@@ -135,6 +149,8 @@ class Volunteer(threading.Thread):
         answer = self.connection.getresponse()
         content = answer.read()
         self.world.answered()
+        if answer.status in self.may_refuse:
+            raise Refused
         if answer.status != 200:
             raise AssertionError(f"{method} {path}: {answer.status} {content[:200]}")
         return content
@@ -201,7 +217,6 @@ def path_of(url):
 
 @pytest.fixture
 def world(tmp_path):
-    (tmp_path / "quick.py").write_text(APP)
     world = World(tmp_path / "data")
     yield world
     world.end()
@@ -218,7 +233,7 @@ def start(world):
         world.process = subprocess.Popen(
             [sys.executable, "-u", str(ROOT / "minigrid.py"), "serve", "--data", str(world.data),
              "--apps", "quick.py", *options], cwd=world.data.parent, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr)
+            env=world.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr)
     return world.process
 
 
@@ -310,7 +325,7 @@ def finish(world):
         guard.start()
         world.open_to(address_of(process), process)
         pause = threading.Event()
-        while process.poll() is None and len(lines(world)) < N_WORKUNITS:
+        while process.poll() is None and len(lines(world)) < world.n_workunits:
             pause.wait(0.05)
             assert not world.troubles, (SEED, world.troubles)
         assert process.poll() is None, ("not done in time", SEED, world.troubles, rows(
@@ -336,14 +351,14 @@ def everything_is_there_once(world):
     assert "Traceback" not in (world.data.parent / "stderr.txt").read_text()
 
     answers = [json.loads(line) for line in lines(world)]
-    assert sorted(a["number"] for a in answers) == list(range(N_WORKUNITS))
+    assert sorted(a["number"] for a in answers) == list(range(world.n_workunits))
     assert all(a["answer"] == a["number"] ** 2 and not a["errors"] for a in answers)
 
     archived = [json.loads(line) for path in (world.data / "archive").glob("*.gz")
                 for line in gzip.open(path, "rt", encoding="utf-8")]
     stored = rows(world, "SELECT name, outcome, granted_credit FROM result")
     names = [w["name"] for w in archived] + [n for n, in rows(world, "SELECT name FROM workunit")]
-    assert sorted(names) == sorted(f"quick_{i}" for i in range(N_WORKUNITS)), "each once"
+    assert sorted(names) == sorted(f"quick_{i}" for i in range(world.n_workunits)), "each once"
     results = stored + [(r["name"], r["outcome"], r["granted_credit"])
                         for w in archived for r in w["results"]]
     outcomes = {name: outcome for name, outcome, _ in results}
@@ -351,10 +366,10 @@ def everything_is_there_once(world):
     lost = {name: (told, outcomes.get(name)) for name, told in world.reported.items()
             if outcomes.get(name) != told}
     assert not lost, f"acknowledged, and not in the store: {lost}"
-    assert len(world.reported) >= 2 * N_WORKUNITS
+    assert len(world.reported) >= 2 * world.n_workunits
 
     totals = dict(rows(world, "SELECT rule, n FROM firing"))
-    assert totals["assimilated"] == N_WORKUNITS
+    assert totals["assimilated"] == world.n_workunits
     count = Counter(outcomes.values())
     assert totals["report success"] + totals.get("report success late", 0) == count[SUCCESS]
     assert totals.get("report error", 0) == count[CLIENT_ERROR]

@@ -45,10 +45,15 @@ def routes(app, clock):
 
     @app.get("/account_finish.php")  # BOINC Manager opens it once the account is made.
     def _():
-        bottle.redirect("/", 303)  # The account key shall not stay in the address line.
+        return moved("/")  # The account key shall not stay in the address line.
 
     for name in ("create_account_form.php", "signup.php", "get_passwd.php"):
-        app.get(f"/{name}", callback=lambda: bottle.redirect("/join", 303))
+        app.get(f"/{name}", callback=lambda: moved("/join"))
+
+
+def moved(place):
+    """Send a browser to another page here, by whatever name it has called this server."""
+    return bottle.HTTPResponse(status=303, Location=place)
 
 
 # ---- Requests of clients -------------------------------------------------------

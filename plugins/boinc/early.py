@@ -1,11 +1,16 @@
-"""Uploads on their way in: refused before their bodies have come, kept when they are cut.
+"""Connections: uploads refused before their bodies have come, and nobody in anybody's way.
 
 waitress gives a request to the application when all of it has come. That is too late for an upload
 that is not wanted, and never for one whose connection breaks. So this looks at the address when the
 headers are there, at the upload's own header when 8 KiB of the body are, and hands the application
 what has come of a wanted upload when its connection ends [WIRE 10].
+
+waitress also trusts its clients: many that ask and never read, or that only hold connections open,
+would keep all others out. So one request of a connection is in work at a time, and where there are
+too many connections the one that was silent for longest makes room.
 """
 
+import functools
 import io
 
 from waitress.channel import HTTPChannel
@@ -18,6 +23,7 @@ from minigrid import log
 from . import uploads
 
 BODY_BYTES = 1 << 16  # smaller bodies are read as always
+CONNECTIONS_MAX = 800  # so that files and the store find numbers below the usual 1024, too
 
 
 class Parser(HTTPRequestParser):
@@ -30,6 +36,10 @@ class Parser(HTTPRequestParser):
 
     looks = 0  # 1: the address was right, 2: the header of the upload, too, or it is refused
 
+    def __init__(self, channel, adj):
+        super().__init__(adj)
+        self.channel = channel
+
     def received(self, data):
         """Take bytes from the network; return how many."""
         taken = super().received(data)
@@ -39,6 +49,10 @@ class Parser(HTTPRequestParser):
             self.look(self.body_rcv.getbuf().get(uploads.HEAD_BYTES))
         if self.error:
             self.expect_continue = False  # waitress would still ask for the body
+        if self.completed:  # The next request must wait until this one's answer has gone.
+            self.channel.rest, taken = data[taken:], len(data)
+            if self.chunked:  # There may be a length, too, which somebody else has believed.
+                self.headers["CONNECTION"] = "close"
         return taken
 
     def look(self, head):
@@ -84,7 +98,26 @@ class Nowhere(io.BytesIO):
 class Channel(HTTPChannel):
     """A connection; what has come of an upload when it ends is kept."""
 
-    parser_class = Parser
+    rest = b""  # of the bytes that came, those of the next requests
+
+    def __init__(self, server, *args, **kwargs):
+        self.parser_class = functools.partial(Parser, self)
+        super().__init__(server, *args, **kwargs)
+        if len(server.active_channels) > CONNECTIONS_MAX:
+            silent = min((channel for channel in server.active_channels.values()
+                          if not channel.requests and not channel.will_close),
+                         key=lambda channel: channel.last_activity, default=self)
+            silent.will_close = True
+
+    def readable(self):
+        """Say whether more may come; begin with the next request once the last one is answered.
+
+        Else a worker would wait for room for its answer, for as long as the client does not read.
+        """
+        while self.rest and super().readable():  # Again, after empty lines between two.
+            data, self.rest = self.rest, b""
+            self.received(data)
+        return super().readable()
 
     def handle_close(self):
         """Give the beginning of a wanted upload to the application, which stores it."""
