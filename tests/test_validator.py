@@ -280,6 +280,12 @@ def test_credit_is_equal_and_bounded(given, most, granted, fired, monkeypatch):
     assert late == (max(given, 0) if most else 0)
 
 
+def test_credit_is_not_added_to_what_was_granted(fired):
+    """S0-39: compared again, as its canonical result was lost, a copy keeps what it has."""
+    _, results = settle(({}, [success(V.VALID, granted_credit=10), success()], AGREE))
+    assert states(results, "granted_credit") == [10, 10]
+
+
 def test_credit_is_given_once(fired):
     """Also where a VALID result is voted on again, because its canonical one was lost."""
     unit, results = wu(), numbered(wu(), [success(V.VALID, granted_credit=10), success()])

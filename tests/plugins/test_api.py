@@ -404,14 +404,17 @@ def test_the_volunteers_client_is_sent_once(web):
 
 def test_a_store_that_takes_no_change_acknowledges_what_it_has(web, anna):
     """[DESIGN 5] No new work, and nobody is told to forget what is not recorded."""
-    old, new = anna.fetch(2)
+    old, new, lost = anna.fetch(3)
     anna.put(old, b"1")
     anna.report(old)
+    m.Result.update(server_state=m.ServerState.OVER, outcome=m.Outcome.NO_REPLY).where(
+        m.Result.name == lost["name"]).execute()  # Given up: its report would still count [C11].
     m.db.execute_sql("PRAGMA query_only = ON")
     before = state()
     try:
         reply = anna(reports=[{"name": old["name"], "client_state": 5},
-                              {"name": new["name"], "client_state": 5}], work_req_seconds=10)
+                              {"name": new["name"], "client_state": 5},
+                              {"name": lost["name"], "client_state": 5}], work_req_seconds=10)
         register = web.post("/register", {"nickname": "x"})
         stranger = Volunteer.__new__(Volunteer)
         stranger.web, stranger.key, stranger.hostid, stranger.rpc_seqno = web, "0" * 32, 0, 0

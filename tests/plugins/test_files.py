@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import io
+import os
+import stat
 import threading
 
 import pytest
@@ -166,9 +168,10 @@ def test_a_piece_in_the_wrong_place(web, anna, job):
     assert got.json["nbytes"] == 0
     assert anna.put(job, b"abc", total=6).json == {"nbytes": 3, "complete": False}
     before = state()
-    got = anna.put(job, b"f", start=5, total=6)
-    refused(got, 409, before)
-    assert got.json["nbytes"] == 3
+    for start in (4, 5):
+        got = anna.put(job, b"f", start=start, total=6)
+        refused(got, 409, before)
+        assert got.json["nbytes"] == 3
     assert anna.put(job, b"BCDEF", start=1, total=6).json == {"nbytes": 6, "complete": True}
     assert m.file_path("upload", job["output"]["name"]).read_bytes() == b"aBCDEF"
 
@@ -309,6 +312,35 @@ def test_twice_at_once(web, anna, job):
     assert second.json["nbytes"] == 2, "so much was there"
     assert m.file_path("upload", name).read_bytes() == b"first"
     assert anna.put(job, b"again!").status == 200, "the next one may"
+
+
+def test_a_report_while_the_output_is_on_its_way(web, anna, job):
+    """C46: slowly sent, it must not take the place of what was judged meanwhile."""
+    class Slow(io.BytesIO):
+        def read(self, *size):
+            if not self.tell():
+                anna.report(job)
+            return super().read(*size)
+
+    name = job["output"]["name"]
+    got = web("PUT", f"/upload/{name}", Slow(b"late"), Authorization=f"Bearer {anna.key}",
+              content_length="4")
+    assert got.status == 403 and "reported" in got.json["error"]
+    assert not m.file_path("upload", name).exists()
+
+
+@pytest.mark.parametrize("directory", [False, True])
+def test_an_output_counts_when_it_would_survive_a_power_cut(web, anna, job, directory, monkeypatch):
+    """D13: its bytes are flushed, and then its name."""
+    def fsync(file):
+        if stat.S_ISDIR(os.fstat(file).st_mode) == directory:
+            raise OSError(5, "it burns")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        got = anna.put(job, b"abc")
+    assert got.status == 507 and "it burns" in got.json["error"]
+    assert anna.put(job, b"abc").json["complete"]
 
 
 def test_a_place_where_nothing_can_be_stored(web, anna, job):
