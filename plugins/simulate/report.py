@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+from minigrid import RULES, Result
+
 from . import watch, world
 
 DAY = 86400
@@ -39,6 +41,8 @@ def figures(w, name):
         "requests_per_second_peak": round(max(w.load.values(), default=0) / 600, 4),
         "passes": w.passes, "crashes": w.faults.crashes, "stage_errors": w.faults.errors,
         "progress": progress(times), "rules": dict(sorted(watch.fired().items())),
+        "told": [r.refusals[-1][2] for r in Result.select().where(
+            Result.refusals.is_null(False)).order_by(Result.id).limit(1)],
     }
 
 
@@ -55,13 +59,13 @@ def text(found):
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in f["kinds"].items())
     last = f"the last after {f['days_to_last']:.2f} days" if f["days_to_last"] is not None \
         else f"not all after {f['days']:.2f} days"
-    half = f"half of them after {f['days_to_half']:.2f} days, " if f["days_to_half"] is not None \
-        else ""
+    half = f"half of {'all decided' if f['failed'] else 'them'} after {f['days_to_half']:.2f} " \
+           f"days, " if f["days_to_half"] is not None else ""
     rows = [
         ("computers", f"{f['hosts']:,} ({kinds})"
          + (f"; {f['hosts_gone']:,} went for good" if f["hosts_gone"] else "")),
         ("answers", f"{f['answers']:,} of {f['workunits']:,}, {half}{last}"),
-        ("failed", f"{f['failed']:,} workunits"),
+        ("failed", f"{f['failed']:,} workunits{why_failed(f)}"),
         ("wrong answers", f"{f['wrong']:,} accepted ({f['wrong_rate']:.2%})"),
         ("copies", f"{f['copies']:,}, {f['copies_per_answer']:.2f} for each answer"),
         ("black list", f"{f['liars_caught']:,} of {f['liars']:,} liars; of the others "
@@ -75,6 +79,14 @@ def text(found):
                      f"{f['requests_refused']:,} requests that could not be served"))
     page = [f"{name:<15}{value}" for name, value in rows]
     return "\n".join([*page, "", *waste(f), "", *chart(f)])
+
+
+def why_failed(f):
+    """Say why workunits failed, by the rules that have given them up; empty if none has."""
+    reasons = [f"{n:,} times {RULES[name].why}" for name, n in f["rules"].items()
+               if "error_mask" in RULES[name].after and f["failed"]]
+    told = [f"a computer was told: {reason}" for reason in f["told"] if reasons]
+    return ": " + "; ".join(reasons + told) if reasons else ""
 
 
 def waste(f):

@@ -328,6 +328,17 @@ def test_the_page_says_what_a_planner_asks(tmp_path):
     assert all(len(line) <= 130 for line in page.splitlines())
 
 
+def test_the_page_says_why_workunits_failed(tmp_path):
+    """A deadline that no computer can meet is what a planner must see first."""
+    found = live(tmp_path, {"delay_bound": 60}, workunits=2, days=4)
+    assert (found["failed"], found["answers"], found["copies"]) == (2, 0, 0)
+    page = simulate().report.text(found)
+    assert "failed         2 workunits: 2 times one result could not be sent; a computer was " \
+           "told: would take you" in page
+    assert "half of all decided after" in page and "0 of 2" in page
+    assert "half of them" not in page
+
+
 @pytest.mark.parametrize("missing", [[], ["time out"]])
 def test_standard_worlds_say_which_rule_has_not_fired(missing, monkeypatch, capsys):
     """The worlds themselves are lived in test_simulation.py."""
