@@ -45,7 +45,7 @@ class Watch:
         self.known = {}  # workunit id -> (Unit, {id: Copy}) as they were last seen
         self.decided = {}  # workunit id -> ids of the copies that made its answer
         self.spent, self.hours = Counter(), Counter()  # s of a copy's name; s by cause
-        self.copies, self.answers, self.failed = Counter(), [], 0  # answers: when each was taken
+        self.copies, self.answers = Counter(), []  # answers: when each was taken
         self.credit = Counter()  # of users, from copies that are purged
         self.at_commit = self.note  # where plugins are asked for their functions
         self.next_scan = 200
@@ -94,7 +94,6 @@ class Watch:
             if unit.assimilate_state == DONE and unit.number is not None \
                     and not (old_unit and old_unit.assimilate_state == DONE):
                 self.answers.append(now)
-                self.failed += not unit.canonical_resultid
             self.known[wu_id] = unit, copies
 
     def look_at_files(self, old_unit, old_copies, unit, copies):
