@@ -46,7 +46,6 @@ from pathlib import Path
 from typing import Callable
 
 import bottle
-import waitress
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from peewee import (SQL, BigIntegerField, BooleanField, CharField, DatabaseError, FloatField,
@@ -62,12 +61,12 @@ __all__ = """
     AppVersion HostAppVersion Workunit Result SharedFile Firing Record canonical_json prepared
     results_named save_all append_exactly lock_directory server_note UNSENT IN_PROGRESS DUE
     TO_VALIDATE TO_ASSIMILATE Settings setting read_settings project open_project close_project
-    remember PARAMETERS Application ALL GENERATOR apps plugins plugged check_parameters sync_apps
-    working file_path file_entry store_file settle output_files add_work Request Report Reply
-    schedule say_to send COULDNT_SEND DETACH HOST_FIELDS log transition Verdict candidates load
-    DELETED NOT_DELETED PURGE FILES_READY FILES_GONE FILES_STUCK CHUNK CHUNKS_MAX put_off chunks
-    STAGES all_stages run_pass base_url wall_clock running main CANCEL change NOT_NOW held_by
-    hosts_of results_of ASSIMILATED DEFERRED FAIL_NO_CANONICAL work_off
+    remember PARAMETERS Application ALL GENERATOR apps plugins plugged check_parameters
+    sync_apps FILE_NAME working file_path file_entry store_file settle output_files Request
+    Report Reply schedule say_to send COULDNT_SEND DETACH HOST_FIELDS log transition Verdict
+    candidates load DELETED NOT_DELETED PURGE FILES_READY FILES_GONE FILES_STUCK CHUNK
+    CHUNKS_MAX put_off chunks STAGES all_stages run_pass base_url wall_clock running main CANCEL
+    change NOT_NOW held_by hosts_of results_of ASSIMILATED DEFERRED FAIL_NO_CANONICAL work_off
 """.split()
 
 NEVER = 2147483647  # the INT_MAX of transition_time [C9 C35]; 0 means due at once
@@ -751,7 +750,7 @@ class StoreError(Exception):
 
 
 class Writer:
-    """The one thread that changes the store; called without a thread it works in the caller's.
+    """The one writer: its thread, or a thread that answers requests, or who calls without these.
 
     `write(function)` returns what the function returned, after its changes are durable. Raises
     what the function raised, or StoreError if the store refused (disk full, read only).
@@ -760,6 +759,9 @@ class Writer:
     def __init__(self):
         self.waiting = queue.SimpleQueue()
         self.thread = self.working = None  # `working`: the thread in the middle of a transaction
+        self.inside = False  # a function that was handed to us is running
+        self.refused = self.refusal = None  # by the store, in a request; told it before it writes
+        self.turn, self.missed, self.wake = threading.Lock(), False, None
         self.trouble = ""  # why the last commit failed; empty while all is well
 
     def start(self):
@@ -776,13 +778,29 @@ class Writer:
 
     def __call__(self, function):
         if self.working is threading.current_thread():
-            return function()  # One change asks for another: they are one.
+            return function() if self.inside else self._part(function)  # Two changes are one.
         task = concurrent.futures.Future(), function
         if self.thread:
             self.waiting.put(task)
         else:
             self._commit([task])
         return task[0].result()
+
+    def serve(self, requests):
+        """Answer requests in the calling thread, with one commit; say whether it was our turn.
+
+        Each is a function that calls `write()` for what it changes, and keeps its answer to itself
+        until this returns. It is called again if the store refuses: write() raises StoreError then.
+        If it was not our turn, `wake()` is called when it is.
+        """
+        self.missed = True
+        if not self.turn.acquire(blocking=False):
+            return False
+        self.missed = False
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.turn.release)
+            self._commit([(None, request) for request in requests])
+        return True
 
     def _run(self):
         stopping = False
@@ -794,56 +812,90 @@ class Writer:
             stopping = None in tasks
             tasks = [task for task in tasks if task]
             if tasks:
-                self._commit(tasks)
+                with self.turn:
+                    self._commit(tasks)
+                if self.missed:
+                    self.wake()
         db.close()
 
     def _commit(self, tasks):
-        answers, done, self.working = [], [], threading.current_thread()
+        answers, self.done, self.working = [], [], threading.current_thread()
+        self.refused = None
         try:
             with db.atomic("IMMEDIATE"):
                 for future, function in tasks:
-                    answers.append((future, *self._try(function, done)))
-                count_firings(done)
+                    if future:
+                        answers.append((future, *self._try(function)))
+                    else:
+                        function()
+                if self.refused:
+                    raise self.refused
+                count_firings(self.done)
                 for note in plugged("at_commit"):
-                    note(done, project.now)
+                    note(self.done, project.now)
             self.trouble = ""
         except Exception as error:  # The commit failed: nothing of the group happened. It may be
             # a plugin's bug, but the one writer must live and everybody who waits get an answer.
             if len(tasks) > 1:  # One of them may be to blame: each alone, then.
                 return [self._commit([task]) for task in tasks]
-            while isinstance(error.__context__, (DatabaseError, sqlite3.Error)):
-                error = error.__context__  # what the failed rollback hides
-            known = isinstance(error, (DatabaseError, sqlite3.Error))
-            self.trouble = str(error) if known else repr(error)
-            refusal = StoreError(f"the server's store cannot be written: {error}") \
-                if known else error
-            answers, done = [(tasks[0][0], None, refusal)], []
+            answers, self.done = self._refuse(tasks[0], error), []
         finally:
             self.working = None
-        for rule, row in done if log.isEnabledFor(logging.INFO) else ():
+        for rule, row in self.done if log.isEnabledFor(logging.INFO) else ():
             log.info("%s %s", label(row), rule if isinstance(rule, str)
                      else f"{rule.by}: {rule.name}")
         for future, value, error in answers:
             future.set_exception(error) if error else future.set_result(value)
 
-    @staticmethod
-    def _try(function, done):
+    def _refuse(self, task, error):
+        """Tell one whose commit has failed; return the answers that are left to give."""
+        while isinstance(error.__context__, (DatabaseError, sqlite3.Error)):
+            error = error.__context__  # what the failed rollback hides
+        known = isinstance(error, (DatabaseError, sqlite3.Error))
+        self.trouble = str(error) if known else repr(error)
+        refusal = StoreError(f"the server's store cannot be written: {error}") if known else error
+        if task[0]:
+            return [(task[0], None, refusal)]
+        self.refusal = refusal
+        try:
+            task[1]()
+        finally:
+            self.refusal = None
+        return []
+
+    def _part(self, function):
+        """Run what a request changes; what the store refuses fails the whole transaction."""
+        if self.refusal:
+            raise self.refusal
+        try:
+            value, error = self._try(function)
+        except (DatabaseError, sqlite3.Error) as error:
+            self.refused = error
+            raise StoreError("the server's store cannot be written") from error
+        if error:
+            raise error
+        return value
+
+    def _try(self, function):
         """Run one function in its savepoint; return its value and its exception."""
         fired.clear()
+        execute, self.inside = db.connection().execute, True
         try:
-            db.execute_sql("SAVEPOINT change")
+            execute("SAVEPOINT change")
             try:
                 value = function()
             except BaseException:
-                db.execute_sql("ROLLBACK TO change")
+                execute("ROLLBACK TO change")
                 raise
-            db.execute_sql("RELEASE change")
+            execute("RELEASE change")
         except Exception as error:
             if isinstance(error, (DatabaseError, sqlite3.Error)) and not isinstance(
                     error, (IntegrityError, sqlite3.IntegrityError)):
                 raise  # Full or damaged: the transaction is lost, too.
             return None, error
-        done.extend(fired)
+        finally:
+            self.inside = False
+        self.done.extend(fired)
         return value, None
 
 
@@ -941,7 +993,7 @@ class Settings:
     plugins: str = setting(
         "python_apps native_apps generator quorum assimilate checks recheck inverse budget hosts "
         "dispatch sampling trust credit cleanup accounts keys files api trickles boinc pages "
-        "status nodes why upkeep pause simulate commands", "what to load")
+        "status nodes why upkeep pause simulate connections commands", "what to load")
     stock: int = setting(100, "unsent results to keep ready for each application")
     request_delay: float = setting(5, "s a client is asked to wait between requests")
     min_sendwork_interval: float = setting(2, "s between two requests of a host that may get work")
@@ -1226,64 +1278,6 @@ def output_files(result):
     """Return the output files of a result: [{name, no_delete?}]."""
     files = result.output_files
     return [{"name": f"{result.name}_out"}] if files is None else files
-
-
-def add_work(application, number, given, now):
-    """Make one workunit with its input file and first results; return it [S2-02].
-
-    `given` is what the hook workunit(number) returned. Raises PluginError if its numbers are not
-    right. Runs in the writer. The name is made from the number, so that no crash can make a
-    workunit twice.
-    """
-    given, project.now = {**application.parameters, **given}, now
-    content, files = given.pop("input"), given.pop("files", {})
-    command_line = given.pop("command_line", "")
-    unknown = sorted(map(repr, set(given) - set(PARAMETERS)))
-    try:
-        if unknown:
-            raise ValueError(f"unknown {', '.join(unknown)}; known are 'input', 'files', "
-                             f"'command_line', {', '.join(map(repr, PARAMETERS))}")
-        check_extras(files, command_line)
-        for shape in plugged("shape_work"):  # Policies choose the number of copies.
-            given = shape(application, given)
-        why = given.pop("why", "")  # of a policy's choice, for those who ask
-        numbers = check_parameters(given)
-    except ValueError as error:
-        raise PluginError(f"{application.path}: workunit({number}): {error}") from None
-    credit = numbers.pop("credit", numbers["rsc_fpops_est"] / 1e8)
-    name = f"{application.name}_{number}"
-    store_file("download", f"{name}_in", content)
-    shared = [share_file(application, open_name, data) for open_name, data in files.items()]
-    wu = Workunit(app=application.id, name=name, number=number, create_time=now, mod_time=now,
-                  input_files=[file_entry(f"{name}_in", content)] + shared,
-                  command_line=command_line, transition_time=now,  # [S0-01]
-                  canonical_credit=min(credit, project.settings.max_granted_credit), **numbers)
-    save_all([wu])
-    if why:
-        explain(wu, why)
-    save_all([SharedFile(name=file["name"], workunit=wu.id) for file in shared])
-    save_all(transition(wu, [], now) + [wu])  # Its first copies at once: no pass need come by.
-    return wu
-
-
-def check_extras(files, command_line):
-    """Check further input files and arguments of a workunit. Raises ValueError."""
-    if not isinstance(files, dict) or not all(isinstance(v, bytes) for v in files.values()):
-        raise ValueError("'files' must be a dict of file names and bytes")
-    for name in files:
-        if not isinstance(name, str) or not FILE_NAME.fullmatch(name) or len(name) > 80:
-            raise ValueError(f"'files': {name!r:.90} is not a plain file name")
-    if not isinstance(command_line, str) or not re.fullmatch(r"[ -~]{0,250}", command_line) \
-            or set(command_line) & set("&|<>^%"):  # which Windows would take for its own
-        raise ValueError("'command_line' must be at most 250 ASCII characters, none of & | < > ^ %")
-
-
-def share_file(application, open_name, content):
-    """Store an input file named after its content, so that others may share it [WIRE 17.11]."""
-    name = f"{application.name}_{hashlib.sha256(content).hexdigest()[:16]}_{open_name}"
-    if not file_path("download", name).exists():
-        store_file("download", name, content)
-    return file_entry(name, content, open_name=open_name, sticky=True)
 
 
 # ---- 8. Scheduler ------------------------------------------------------------
@@ -1735,7 +1729,9 @@ def change(ids, still, act, now):
             project.counts["stage errors"] += 1
             remember(now, f"{label(wu)} {wu.name}: {error!r}: please report this as a bug")
             later = project.put_off[str(wu.app_id), wu.id] = now + RETRY_SECONDS
-            Workunit.update(transition_time=later).where(Workunit.id == wu.id).execute()
+            deadlines = [r.report_deadline for r in results if r.report_deadline > now]  # [S0-34]
+            Workunit.update(transition_time=min([later, *deadlines])).where(
+                Workunit.id == wu.id).execute()
             continue
         changed = [row for row in (wu, *results, *extra) if row.dirty_fields]
         if changed:
@@ -1939,25 +1935,10 @@ def running(settings, paths, clock=wall_clock):
     try:
         project.write.start()
         sync_apps(paths, clock())
-        try:
-            server = waitress.create_server(
-                make_app(clock), map=(sockets := {}), host=settings.host, port=settings.port,
-                threads=16, ident=None, connection_limit=1000, channel_timeout=120,
-                asyncore_use_poll=True, max_request_header_size=1 << 15,
-                outbuf_high_watermark=1 << 30,  # Who does not read must not hold a worker up.
-                max_request_body_size=max(settings.upload_bytes_max + 9000, 16 << 20),
-                outbuf_overflow=1 << 20, clear_untrusted_proxy_headers=True,
-                trusted_proxy=settings.proxy or None, trusted_proxy_headers=(
-                    "x-forwarded-for x-forwarded-proto x-forwarded-host" if settings.proxy else ""))
-        except (OSError, ValueError) as error:  # ValueError: waitress knows no such host.
-            raise ClientError(f"cannot listen on {settings.host} port {settings.port}: "
-                              f"{error}; try another --host or --port") from None
-        for socket in sockets.values():  # Who looks at bodies on their way in [WIRE 10].
-            vars(socket).update({"channel_class": channel for channel in plugged("Channel")})
-        port = getattr(server, "effective_port", settings.port)
-        note = {"pid": os.getpid(), "url": f"http://127.0.0.1:{port}"}
+        server = plugged("listen")[-1](make_app(clock), settings)
+        note = {"pid": os.getpid(), "url": f"http://127.0.0.1:{server.port}"}
         (project.data / "server.json").write_text(json.dumps(note))
-        threading.Thread(target=server.run, name="http", daemon=True).start()
+        server.start()
         run_pass(clock(), all_stages()[:1])  # The first volunteer shall not wait for a pass.
         jobs = BackgroundScheduler(timezone="UTC", executors={"default": ThreadPoolExecutor(1)})
         common = dict(coalesce=True, max_instances=1, misfire_grace_time=None,  # [D7]
@@ -1968,8 +1949,8 @@ def running(settings, paths, clock=wall_clock):
         jobs.start()
         yield note["url"]
     finally:
-        if server:  # Its sockets close with the process: a thread that still uses the number of a
-            server.task_dispatcher.shutdown(timeout=5)  # closed one could write into the store.
+        if server:
+            server.stop()
         if jobs:
             jobs.shutdown(wait=True)
         close_project()

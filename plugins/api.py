@@ -25,6 +25,7 @@ NAMES_MAX = 10_000  # results in one request
 TEXT_MAX = 1 << 16
 TRICKLES_MAX = 200
 PAUSE_DELAY = 600  # s
+at_once = ("/scheduler",)  # addresses whose requests have no need of a thread of their own
 OURS = ("versions", "more")  # fields of a Request that no client may fill
 ADDRESSES_MAX, ADDRESS_CHARS_MAX = 8, 150  # BOINC's clients cut lines of the page at 255 [WIRE 4]
 

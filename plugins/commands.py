@@ -419,7 +419,8 @@ def try_in(options, path):
     if again != given:
         raise PluginError(f"{path}: workunit({options.number}) gave something else the second "
                           f"time; it must be the same for the same number")
-    wu = project.write(lambda: minigrid.add_work(application, options.number, given, now))
+    wu = project.write(lambda: plugged("add_work")[-1](
+        application, options.number, given, now))
     n_hosts = 0
     while wu.assimilate_state < 2 and n_hosts < wu.max_total_results + 2:
         n_hosts += 1

@@ -3,10 +3,18 @@
 BOINC's work generator, and X-Com's "next portion" (S3-05), in one.
 """
 
+import concurrent.futures
+import hashlib
+import re
+
 from peewee import fn
 
-from minigrid import (CHUNK, CHUNKS_MAX, GENERATOR, UNSENT, App, PluginError, Result, add_work,
-                      plugged, prepared, project, put_off, working)
+from minigrid import (CHUNK, CHUNKS_MAX, FILE_NAME, GENERATOR, PARAMETERS, UNSENT, App, PluginError,
+                      Result, SharedFile, Workunit, check_parameters, explain, file_entry,
+                      file_path, plugged, prepared, project, put_off, save_all, store_file,
+                      transition, working)
+
+AT_ONCE = 8  # inputs on their way to the disk
 
 
 def generator(now):
@@ -19,6 +27,7 @@ def generator(now):
             wanted = min(stock, *(room(application) for room in plugged("room_for_work")))
             ((number,),) = next_number_of(application.id)
             batch, fault = ask_for_work(application, number, wanted)
+            store_inputs(application, number, batch)
             n, unfit = project.write(lambda: generate(application, number, batch, now)) \
                 if batch else (0, None)
             made += n
@@ -56,17 +65,94 @@ def ask_for_work(application, number, n):
     return batch, None
 
 
+def store_inputs(application, number, batch):
+    """Write the inputs of a batch: before its rows, and not in the writer, where all would wait.
+
+    Several at a time, because they wait for the disk, which takes many names as fast as one. What
+    is not used then, since its numbers are not right, is written again with the next attempt.
+    """
+    def store(k):
+        store_file("download", f"{application.name}_{number + k}_in", batch[k]["input"])
+
+    if not project.write.thread:  # Nobody waits, and what is done has one order.
+        return [store(k) for k in range(len(batch))]
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(store, range(len(batch))))  # Raises what one of them has raised.
+
+
 def generate(application, number, batch, now):
     """Make workunits up to the first that is not right, and count on. Runs in the writer."""
     made, fault = 0, None
     try:
         for given in batch:
-            add_work(application, number + made, given, now)
+            add_work(application, number + made, given, now, stored=True)
             made += 1
     except PluginError as error:
         fault = error
     App.update(next_number=number + made).where(App.id == application.id).execute()
     return made, fault
+
+
+# ---- One workunit --------------------------------------------------------------
+
+
+def add_work(application, number, given, now, stored=False):
+    """Make one workunit with its input file and first results; return it [S2-02].
+
+    `given` is what the hook workunit(number) returned; `stored`: its input is written already.
+    Raises PluginError if its numbers are not right. Runs in the writer. The name is made from the
+    number, so that no crash can make a workunit twice.
+    """
+    given, project.now = {**application.parameters, **given}, now
+    content, files = given.pop("input"), given.pop("files", {})
+    command_line = given.pop("command_line", "")
+    unknown = sorted(map(repr, set(given) - set(PARAMETERS)))
+    try:
+        if unknown:
+            raise ValueError(f"unknown {', '.join(unknown)}; known are 'input', 'files', "
+                             f"'command_line', {', '.join(map(repr, PARAMETERS))}")
+        check_extras(files, command_line)
+        for shape in plugged("shape_work"):  # Policies choose the number of copies.
+            given = shape(application, given)
+        why = given.pop("why", "")  # of a policy's choice, for those who ask
+        numbers = check_parameters(given)
+    except ValueError as error:
+        raise PluginError(f"{application.path}: workunit({number}): {error}") from None
+    credit = numbers.pop("credit", numbers["rsc_fpops_est"] / 1e8)
+    name = f"{application.name}_{number}"
+    if not stored:
+        store_file("download", f"{name}_in", content)
+    shared = [share_file(application, open_name, data) for open_name, data in files.items()]
+    wu = Workunit(app=application.id, name=name, number=number, create_time=now, mod_time=now,
+                  input_files=[file_entry(f"{name}_in", content)] + shared,
+                  command_line=command_line, transition_time=now,  # [S0-01]
+                  canonical_credit=min(credit, project.settings.max_granted_credit), **numbers)
+    save_all([wu])
+    if why:
+        explain(wu, why)
+    save_all([SharedFile(name=file["name"], workunit=wu.id) for file in shared])
+    save_all(transition(wu, [], now) + [wu])  # Its first copies at once: no pass need come by.
+    return wu
+
+
+def check_extras(files, command_line):
+    """Check further input files and arguments of a workunit. Raises ValueError."""
+    if not isinstance(files, dict) or not all(isinstance(v, bytes) for v in files.values()):
+        raise ValueError("'files' must be a dict of file names and bytes")
+    for name in files:
+        if not isinstance(name, str) or not FILE_NAME.fullmatch(name) or len(name) > 80:
+            raise ValueError(f"'files': {name!r:.90} is not a plain file name")
+    if not isinstance(command_line, str) or not re.fullmatch(r"[ -~]{0,250}", command_line) \
+            or set(command_line) & set("&|<>^%"):  # which Windows would take for its own
+        raise ValueError("'command_line' must be at most 250 ASCII characters, none of & | < > ^ %")
+
+
+def share_file(application, open_name, content):
+    """Store an input file named after its content, so that others may share it [WIRE 17.11]."""
+    name = f"{application.name}_{hashlib.sha256(content).hexdigest()[:16]}_{open_name}"
+    if not file_path("download", name).exists():
+        store_file("download", name, content)
+    return file_entry(name, content, open_name=open_name, sticky=True)
 
 
 FIRST_STAGES = (generator,)

@@ -1,5 +1,6 @@
 """The stages: from the first workunit to the archive, past hooks that fail and full disks."""
 
+import errno
 import gzip
 import json
 import shutil
@@ -86,6 +87,41 @@ def test_workunits_are_made_with_their_input(grid, folder):
     assert (unit.min_quorum, unit.target_nresults, unit.error_mask) == (2, 2, 0)
     assert m.file_path("download", "app_2_in").read_bytes() == b"2"
     assert states(copies(workunit=unit), "name") == ["app_2_0", "app_2_1"]
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_inputs_are_written_before_the_writer_is_held(threads, grid, folder, monkeypatch):
+    """The disk may be slow; a report that waits for it would wait for fifty files [D4]."""
+    serve(folder, 50, app=ENDLESS)
+    generator, held = sys.modules["minigrid_plugin_generator"], []
+    monkeypatch.setattr(generator, "store_file", lambda *file: held.append(
+        grid.write.working) or m.store_file(*file))
+    if threads:
+        grid.write.start()
+    try:
+        assert generator.generator(NOW) == 50
+    finally:
+        grid.write.stop()
+    assert held == [None] * 50
+    assert [m.file_path("download", f"app_{i}_in").read_bytes() for i in (0, 49)] == [b"0", b"49"]
+    assert not list((grid.data / "download").glob("*/*.new"))
+
+
+def test_without_its_input_no_workunit_is_made(grid, folder, monkeypatch):
+    """A full disk, for one: nothing is stored, and the next pass begins at the same number."""
+    serve(folder, 4, app=ENDLESS)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["minigrid_plugin_generator"], "store_file", full_disk)
+        passes(NOW)
+    assert numbers("app") == [] and "No space" in troubles()
+    m.project.counts["stage errors"] = 0
+    passes(NOW + 1)
+    assert numbers("app") == [0, 1, 2, 3]
+
+
+def full_disk(*file):
+    """Refuse to store anything."""
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 BROKEN = {  # id: (what workunit(i) does, what is said)

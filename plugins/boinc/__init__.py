@@ -1,14 +1,14 @@
 """The BOINC protocol: any unmodified BOINC client in the world can join [WIRE].
 
-The modules: `scheduler` the RPC, `reader` what clients send, `accounts` attaching, `uploads` and
-`early` outputs, `start` and `shipped` the program that BOINC clients start for a Python file or a
+The modules: `scheduler` the RPC, `reader` what clients send, `accounts` attaching, `uploads`
+outputs, `start` and `shipped` the program that BOINC clients start for a Python file or a
 native program, `pages` and `stats` what links and statistics sites open. Files are signed by the
 plugin `keys`.
 """
 
 from minigrid import PluginError, plugged, project, read_settings
 
-from . import accounts, early, pages, scheduler, shipped, stats, uploads
+from . import accounts, pages, scheduler, shipped, stats, uploads
 
 TABLES = scheduler.TABLES
 NAV = pages.NAV
@@ -17,7 +17,9 @@ at_contact = scheduler.at_contact
 boinc_platforms = scheduler.boinc_platforms
 cpid_of = scheduler.cpid_of
 start_files = shipped.start_files
-Channel = early.Channel
+early_answer = uploads.early_answer
+keeps_beginnings = uploads.ADDRESS.fullmatch
+at_once = (scheduler_path,)
 
 
 def routes(app, clock):

@@ -88,7 +88,7 @@ class Xml:
         text = self.head
         for mark, value in (
                 (b"@KEY@", host.key), (b"@CPID@", host.cpid), (b"@HOSTID@", str(host.hostid)),
-                (b"@SEQNO@", str(host.seqno)), (b"@WORK@", "2.0" if ask else "0.0"),
+                (b"@SEQNO@", str(host.seqno)), (b"@WORK@", "0.000001" if ask else "0.0"),
                 (b"@JOBS@", f"{self.jobs * ask}.0")):
             text = text.replace(mark, value.encode())
         body = b"".join([text.replace(b"@SIGN@", self.signing_key), *(
