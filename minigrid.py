@@ -48,8 +48,9 @@ from typing import Callable
 import bottle
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
-from peewee import (SQL, BigIntegerField, BooleanField, CharField, DatabaseError, FloatField,
-                    ForeignKeyField, IntegerField, IntegrityError, Model, SqliteDatabase, TextField)
+from peewee import (SQL, BigIntegerField, BooleanField, CharField, DatabaseError, FieldAccessor,
+                    FloatField, ForeignKeyField, IntegerField, IntegrityError, Model,
+                    SqliteDatabase, TextField)
 from playhouse.fields import IntEnumField
 
 __version__ = "0.4.0"
@@ -384,8 +385,24 @@ IN_PROGRESS = SQL("server_state = 4")
 FILES_READY, FILES_GONE, FILES_STUCK = (SQL(f"file_delete_state = {n}") for n in (1, 2, 3))
 
 
+class Unread(str):
+    """The JSON text of a field that nobody has asked for yet: most are never."""
+
+
+class JSONAccessor(FieldAccessor):
+    """Reads the text of a JSONField when it is asked for."""
+
+    def __get__(self, instance, instance_type=None):
+        value = super().__get__(instance, instance_type)
+        if type(value) is Unread:
+            value = instance.__data__[self.name] = json.loads(value)
+        return value
+
+
 class JSONField(TextField):
     """A JSON value, written canonically."""
+
+    accessor_class = JSONAccessor
 
     def db_value(self, value):
         return None if value is None else canonical_json(value)
@@ -647,7 +664,7 @@ def maker(model, fields):
     """Return a function that makes a record of the values of fields, its own and joined ones."""
     own = [f for f in fields if f.model is model]  # They come first.
     names, rest = [f.name for f in own], fields[len(own):]
-    special = [(f.name, f.python_value if isinstance(f, JSONField) else
+    special = [(f.name, (lambda text: text and Unread(text)) if isinstance(f, JSONField) else
                 functools.lru_cache(None)(f.python_value)) for f in own
                if isinstance(f, (JSONField, IntEnumField, BooleanField))]
     joined = [(key.name, len(own), maker(key.rel_model, rest)) for key in model._meta.refs
@@ -797,9 +814,10 @@ class Writer:
         if not self.turn.acquire(blocking=False):
             return False
         self.missed = False
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.turn.release)
+        try:
             self._commit([(None, request) for request in requests])
+        finally:
+            self.turn.release()
         return True
 
     def _run(self):
@@ -810,10 +828,9 @@ class Writer:
                 while len(tasks) < 64:  # a bound on what one failing commit can take along
                     tasks.append(self.waiting.get_nowait())
             stopping = None in tasks
-            tasks = [task for task in tasks if task]
-            if tasks:
+            if any(tasks):
                 with self.turn:
-                    self._commit(tasks)
+                    self._commit([task for task in tasks if task])
                 if self.missed:
                     self.wake()
         db.close()
@@ -905,8 +922,9 @@ def count_firings(done):
                      if isinstance(rule, Rule) and row.app_id
                      and getattr(row, "number", 0) is not None)  # no policy's own workunits
     for (app_id, name), n in counts.items():
-        db.execute_sql("INSERT INTO firing (app_id, rule, n) VALUES (?, ?, ?) ON CONFLICT "
-                       "(app_id, rule) DO UPDATE SET n = n + excluded.n", (app_id, name, n))
+        db.connection().execute(
+            "INSERT INTO firing (app_id, rule, n) VALUES (?, ?, ?) ON CONFLICT (app_id, rule) "
+            "DO UPDATE SET n = n + excluded.n", (app_id, name, n))
 
 
 def open_store(path):
@@ -1069,13 +1087,13 @@ plugins = []  # the loaded modules of plugins/
 
 def plugged(name):
     """Return what the plugins define under a name, in their order."""
-    return [vars(plugin)[name] for plugin in having(name, id(plugins), len(plugins))]
+    return [defined[name] for defined in having(name, id(plugins), len(plugins))]
 
 
 @functools.lru_cache(maxsize=1000)
 def having(name, *which):
-    """Return the plugins that define a name; asked for twenty times in each request."""
-    return [plugin for plugin in plugins if name in vars(plugin)]
+    """Return what the plugins define that define a name; asked for twenty times in each request."""
+    return [vars(plugin) for plugin in plugins if name in vars(plugin)]
 
 
 def open_project(settings, rng, lock=True):
@@ -1408,7 +1426,7 @@ def take_reports(request, reply, host, versions, changed, now):
         else:
             handed_on = r.host_id != host.id and r.workunit_id not in units \
                 and not copies_on(r.workunit_id, host.id)
-            r.workunit = units.setdefault(r.workunit_id, r.workunit)  # Two reports, one row.
+            r.__rel__["workunit"] = units.setdefault(r.workunit_id, r.workunit)  # Not two rows.
             if handed_on:  # Its user's other host reports it [C43]; no two copies on one.
                 for take_note in plugged("handed_on"):
                     take_note(r, host, now)
@@ -1712,13 +1730,14 @@ def load(ids):
     return [units[i] for i in ids if i in units]
 
 
-def change(ids, still, act, now):
+def change(units, still, act, now):
     """Apply act(wu, results) -> new rows to workunits read now, if still(wu); save what changed.
 
-    One that raises is put off alone: none of its changes are saved. Runs in the writer.
+    `units` are their ids, or what load() has returned for these in the same transaction. One that
+    raises is put off alone: none of its changes are saved. Runs in the writer.
     """
     rows, done, project.now = [], 0, now
-    for wu, results in load(ids):
+    for wu, results in load(units) if units and isinstance(units[0], int) else units:
         if not still(wu):
             continue
         mark = len(fired)
@@ -1729,9 +1748,8 @@ def change(ids, still, act, now):
             project.counts["stage errors"] += 1
             remember(now, f"{label(wu)} {wu.name}: {error!r}: please report this as a bug")
             later = project.put_off[str(wu.app_id), wu.id] = now + RETRY_SECONDS
-            deadlines = [r.report_deadline for r in results if r.report_deadline > now]  # [S0-34]
-            Workunit.update(transition_time=min([later, *deadlines])).where(
-                Workunit.id == wu.id).execute()
+            look = min([later, *(r.report_deadline for r in results if r.report_deadline > now)])
+            Workunit.update(transition_time=look).where(Workunit.id == wu.id).execute()  # [S0-34]
             continue
         changed = [row for row in (wu, *results, *extra) if row.dirty_fields]
         if changed:
@@ -1799,7 +1817,8 @@ def work_off(condition, work, settle, now, *more):
 
 def settle_all(verdicts, now):
     """Apply verdicts to rows read now, and reward hosts and users. Runs in the writer."""
-    reported = results_of(list(verdicts))
+    units = load(list(verdicts))
+    reported = [r for _, results in units for r in results]
     # Each host, user and version is one row, however many results it has.
     hosts = {host.id: host for host in hosts_of(list({r.host_id for r in reported}))}
     users = {user.id: user for user in users_of(list({r.user_id for r in reported}))}
@@ -1810,7 +1829,7 @@ def settle_all(verdicts, now):
             r.id: (hosts.get(r.host_id), users.get(r.user_id),
                    versions.get((r.host_id, r.app_version_id))) for r in results}, now)
 
-    done = change(list(verdicts), lambda wu: wu.need_validate, settle_one, now)
+    done = change(units, lambda wu: wu.need_validate, settle_one, now)
     return save_all([*hosts.values(), *users.values(), *versions.values()]) or done
 
 

@@ -34,13 +34,28 @@ def assimilate(wu, results, application):
     errors = [bit.name for bit in ErrorMask if bit and wu.error_mask & bit]
     if not canonical and not errors:
         errors = [ErrorMask.NO_CANONICAL_RESULT.name]
-    told = SimpleNamespace(name=wu.name, number=wu.number, app=application.name, errors=errors,
-                           folder=(project.data / "results").resolve(), input=None)
-    for file in wu.input_files[:1]:
-        with contextlib.suppress(OSError):
-            told.input = file_path("download", file["name"]).read_bytes()
+    told = Told(name=wu.name, number=wu.number, app=application.name, errors=errors,
+                folder=whole_path(project.data / "results"), _input=wu.input_files[:1])
     content = canonical and file_path("upload", output_files(canonical)[0]["name"]).read_bytes()
     return application.hooks["assimilate"](told, content)
+
+
+class Told(SimpleNamespace):
+    """What a handler is told of a workunit; most never ask for its input."""
+
+    @functools.cached_property
+    def input(self):
+        """The bytes of the input file; None if it is gone."""
+        for file in self._input:
+            with contextlib.suppress(OSError):
+                return file_path("download", file["name"]).read_bytes()
+        return None
+
+
+@functools.lru_cache(1)
+def whole_path(path):
+    """Return a path from the root of the file system."""
+    return path.resolve()
 
 
 def keep(kept, now):

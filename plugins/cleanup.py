@@ -4,8 +4,10 @@ Core rules say which files may go; what becomes of a finished workunit is a proj
 is here: one JSON line in data/archive, compressed by month.
 """
 
+import contextlib
 import functools
 import gzip
+import os
 import time
 
 from peewee import SQL
@@ -16,20 +18,22 @@ from minigrid import (CHUNK, CHUNKS_MAX, DELETED, FILES_GONE, FILES_READY, FILES
                       output_files, prepared, project, save_all)
 
 F = FileDeleteState
+JSON = ("input_files", "output_files", "refusals")  # which are read when they are asked for
 
 
 def delete_files(folder, files):
     """Delete files; return whether all are gone. One that was not there counts as gone [F1 F3]."""
     gone = True
     for file in files:
-        path = file_path(folder, file["name"])
+        path = str(file_path(folder, file["name"]))
         try:
             if not file.get("no_delete") and not file.get("sticky"):
                 if folder == "upload":  # a broken one
-                    path.with_name(path.name + ".part").unlink(missing_ok=True)
-                path.unlink()
-        except FileNotFoundError:
-            gone &= path.parent.exists()  # A lost directory is trouble, a lost file is not.
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(f"{path}.part")
+                os.unlink(path)
+        except FileNotFoundError:  # A lost directory is trouble, a lost file is not.
+            gone &= os.path.exists(os.path.dirname(path))
         except OSError as error:
             log.warning("cannot delete %s: %s", path, error)
             gone = False
@@ -50,7 +54,7 @@ def file_deleter(now):
             for ids in chunks(rows_in(model, state.sql)()):
                 gone = {row.id: delete_files("download", row.input_files) if model is Workunit
                         else delete_files("upload", output_files(row))
-                        for row in rows_of(model)(ids)}
+                        for row in files_of(model)(ids)}
                 done += project.write(lambda: mark_deleted(model, gone, now))
     return done
 
@@ -60,6 +64,13 @@ def rows_in(model, state):
     """Return the query for the ids of rows whose files are in a state."""
     return prepared(lambda: model.select(model.id).where(SQL(state)).order_by(model.id)
                     .limit(CHUNK * CHUNKS_MAX).tuples())
+
+
+@functools.lru_cache(maxsize=None)
+def files_of(model):
+    """Return the query for the files of rows."""
+    files = Workunit.input_files if model is Workunit else Result.output_files
+    return prepared(lambda ids: model.select(model.id, model.name, files).where(model.id.in_(ids)))
 
 
 @functools.lru_cache(maxsize=None)
@@ -108,13 +119,20 @@ def purger(now):
     """
     done = 0
     for ids in chunks(finished_before(now - project.settings.purge_delay)):
-        units = [(wu, results) for wu, results in load(ids) if purgeable(wu, results)]
-        for _, results in units:  # Outputs that came unasked for go with their rows [P2 C16].
-            for r in results:
-                if r.file_delete_state != F.DONE:
-                    delete_files("upload", output_files(r))
-        done += project.write(lambda: purge([wu.id for wu, _ in units], now))
+        for wu, results in load([wu_id for wu_id, in with_other_files(ids)]):
+            if purgeable(wu, results):  # Outputs that came unasked for go with their rows [P2 C16].
+                for r in results:
+                    if r.file_delete_state != F.DONE:
+                        delete_files("upload", output_files(r))
+        done += project.write(lambda: purge(ids, now))
     return done
+
+
+@prepared
+def with_other_files(ids):
+    """Find which workunits have results whose files were never marked to be deleted."""
+    return Result.select(Result.workunit).distinct().where(
+        Result.workunit.in_(ids), Result.file_delete_state != F.DONE).tuples()
 
 
 @prepared
@@ -138,8 +156,8 @@ def purge(ids, now):
         if not purgeable(wu, results):
             continue
         fire(PURGE, wu)
-        record = {**wu.__data__, "purge_time": now, "results": [
-            {k: v for k, v in r.__data__.items() if k != "stderr_out"} for r in results]}
+        record = {**values_of(wu), "purge_time": now, "results": [
+            {k: v for k, v in values_of(r).items() if k != "stderr_out"} for r in results]}
         lines.append(canonical_json(record) + "\n")
         gone.append(wu.id)
     if gone:
@@ -148,6 +166,11 @@ def purge(ids, now):
                        gzip.compress("".join(lines).encode(), mtime=now))
         remove(gone)
     return len(gone)
+
+
+def values_of(row):
+    """Return the values of a row by the names of its fields, of its JSON fields, too."""
+    return {**row.__data__, **{name: getattr(row, name) for name in JSON if hasattr(row, name)}}
 
 
 def remove(ids):

@@ -5,6 +5,8 @@ A host is a client's directory, not a computer: two clients on one computer are 
 
 from minigrid import DETACH, HOST_FIELDS, Host, fire, held_by, hosts_of, prepared
 
+FIELDS = {*HOST_FIELDS, "client_version", "host_cpid"}
+
 
 def identify(request, user, now):
     """Find or make the host of a request; return it and the rows its detaching changed [C14]."""
@@ -21,10 +23,10 @@ def identify(request, user, now):
     if host is None:
         host = Host.create(user=user, create_time=now, host_cpid=request.host_cpid)
     host.rpc_seqno = request.rpc_seqno if host.id == request.hostid else 0
-    host.host_cpid = request.host_cpid or host.host_cpid  # It changes with a new host id.
-    host.client_version = request.client_version
-    for name, value in request.host.items():
-        if name in HOST_FIELDS and getattr(host, name) != value:
+    told = {**request.host, "client_version": request.client_version,
+            "host_cpid": request.host_cpid or host.host_cpid}  # It changes with a new host id.
+    for name, value in told.items():
+        if name in FIELDS and getattr(host, name) != value:
             setattr(host, name, value)
     return host, detached
 

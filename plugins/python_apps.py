@@ -6,6 +6,7 @@ the first volunteer has worked an hour.
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -239,6 +240,25 @@ def wrap(path, hooks, takes, returns):
     def workunit(i):
         return check_workunit(path, i, hook("workunit")(i), takes)
 
+    def several(first, n):
+        """Return workunit(first) and so on, up to n or None, and the error that came instead."""
+        def ask():  # all in one go: to hand over each would cost more than most of them
+            while len(given) < n and not (given and given[-1] is None):
+                given.append(hooks["workunit"](first + len(given)))
+
+        given, batch, error = [], [], None
+        try:
+            call(path, "workunit", ask, steps=given)
+        except PluginError as fault:
+            error = fault
+        try:
+            for i, one in enumerate(given[:n], first):
+                if one is not None:
+                    batch.append(check_workunit(path, i, one, takes))
+        except PluginError as fault:
+            error = fault
+        return batch, error
+
     def parse(content):
         value = decode(content, returns)
         return hook("parse")(value) if hooks["parse"] else value
@@ -263,7 +283,8 @@ def wrap(path, hooks, takes, returns):
 
     def assimilate(told, content):
         answer = None if content is None else parse(content)
-        told.input = None if told.input is None else decode(told.input, takes)
+        if hooks["assimilate"]:
+            told.input = None if told.input is None else decode(told.input, takes)
         value = hook("assimilate")(told, answer) if hooks["assimilate"] else answer
         if hooks["assimilate"] and value == "defer" or value is None and not told.errors:
             return value
@@ -282,6 +303,7 @@ def wrap(path, hooks, takes, returns):
                               f"found {reply!r:.80}")
         return reply
 
+    workunit.several = several
     # Hooks of other plugins get values as they are; read_input() makes one of an input file.
     others = {name: hook(name) if hooks[name] else None for name in hooks if name not in HOOKS}
     return dict(others, read_input=functools.partial(decode, kind=takes),
@@ -343,8 +365,8 @@ def decode(content, kind):
     return value
 
 
-def call(path, name, hook, *args):
-    """Call a hook of an application.
+def call(path, name, hook, *args, steps=()):
+    """Call a hook of an application; `steps` is as HookThread knows it.
 
     Lets ValueError and OSError of those through that look at outputs: they have a meaning.
     Raises PluginError with file, hook and line for all else; but outputs come from strangers. What
@@ -353,7 +375,7 @@ def call(path, name, hook, *args):
     """
     meant = (ValueError, OSError) if name in OF_OUTPUTS[1:] else ()
     try:
-        value = bounded(hook, *args)
+        value = bounded(hook, *args, steps=steps)
         if name in PLAIN and type(value).__name__ not in ("bool", "bool_"):  # or numpy's
             raise PluginError(f"must return True or False; found {value!r:.80}")
     except Exception as error:
@@ -399,21 +421,25 @@ class HookThread:
     def __init__(self):
         self.tasks = None
 
-    def __call__(self, function, *args):
-        """Return function(*args). Raises what it raises, or TimeoutError after hook_seconds."""
+    def __call__(self, function, *args, steps=()):
+        """Return function(*args). Raises what it raises, or TimeoutError after hook_seconds.
+
+        `steps` is what grows while the function gets on: it may take as long for each.
+        """
         if self.tasks is None:
             self.tasks = queue.SimpleQueue()
             threading.Thread(target=self._run, args=(self.tasks,), daemon=True).start()
         future = concurrent.futures.Future()
         self.tasks.put((future, function, args))
-        seconds = minigrid.project.settings.hook_seconds
-        try:
-            return future.result(seconds)
-        except concurrent.futures.TimeoutError:
+        seconds, done = minigrid.project.settings.hook_seconds, -1
+        while len(steps) > done:
+            done = len(steps)
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                return future.result(seconds)
             if future.done():  # By a TimeoutError of its own, or just when its time was up.
                 return future.result()
-            self.tasks = None  # Nobody can stop a thread; the next hook gets a new one.
-            raise TimeoutError(f"no answer within {seconds:g} s") from None
+        self.tasks = None  # Nobody can stop a thread; the next hook gets a new one.
+        raise TimeoutError(f"no answer within {seconds:g} s")
 
     @staticmethod
     def _run(tasks):

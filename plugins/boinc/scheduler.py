@@ -410,6 +410,8 @@ def element(name, value, nbytes=TEXT_BYTES):
     """Write one element; numbers plain, texts escaped and cut to what the client has room for."""
     if isinstance(value, float):
         return f"<{name}>{value:.6f}</{name}>"
+    if type(value) is int:
+        return f"<{name}>{value}</{name}>"
     return f"<{name}>{escaped(str(value), nbytes)}</{name}>"
 
 

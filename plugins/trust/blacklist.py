@@ -283,7 +283,8 @@ def open_entries(host_ids, now):
 
 def anybody():
     """Say whether there is any entry in force: one look into an index that is mostly empty."""
-    return db.execute_sql("SELECT EXISTS (SELECT 1 FROM black_entry WHERE ended = 0)").fetchone()[0]
+    return db.connection().execute(
+        "SELECT EXISTS (SELECT 1 FROM black_entry WHERE ended = 0)").fetchone()[0]
 
 
 def in_force(entries, app_id):
