@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from minigrid import (ASSIMILATED, DEFERRED, FAIL_NO_CANONICAL, TO_ASSIMILATE, AssimilateState,
                       ErrorMask, append_exactly, apps, change, file_path, fire, output_files,
-                      plugged, project, work_off)
+                      place_of, plugged, project, work_off)
 
 
 def assimilator(now):
@@ -36,7 +36,10 @@ def assimilate(wu, results, application):
         errors = [ErrorMask.NO_CANONICAL_RESULT.name]
     told = Told(name=wu.name, number=wu.number, app=application.name, errors=errors,
                 folder=whole_path(project.data / "results"), _input=wu.input_files[:1])
-    content = canonical and file_path("upload", output_files(canonical)[0]["name"]).read_bytes()
+    content = None
+    if canonical:
+        with open(place_of("upload", output_files(canonical)[0]["name"]), "rb") as file:
+            content = file.read()
     return application.hooks["assimilate"](told, content)
 
 

@@ -32,8 +32,8 @@ from peewee import (SQL, BigIntegerField, BooleanField, Case, CharField, FloatFi
                     ForeignKeyField, IntegerField)
 
 from minigrid import (CHUNK, CHUNKS_MAX, RULES, App, Host, Record, Result, ValidateState, Workunit,
-                      append_exactly, apps, canonical_json, change, check_parameters, explain,
-                      fire, prepared, project, remember, save_all)
+                      append_exactly, apps, canonical_json, change, explain, fire, plugged,
+                      prepared, project, remember, save_all)
 
 V = ValidateState
 PROVEN = 10  # right answers in a row, as BOINC's adaptive replication asks for
@@ -142,7 +142,7 @@ def check_application(application):
 
 def check_room(given):
     """Check that parameters leave room for the copies that may be needed. Raises ValueError."""
-    full = check_parameters({**given, "min_quorum": 2, "target_nresults": 2})
+    full = plugged("check_parameters")[-1]({**given, "min_quorum": 2, "target_nresults": 2})
     if full["max_success_results"] < 3:
         raise ValueError("wrong_answers_at_most may need a third answer: max_success_results must "
                          "be 3 or more")

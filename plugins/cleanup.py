@@ -15,7 +15,7 @@ from peewee import SQL
 from minigrid import (CHUNK, CHUNKS_MAX, DELETED, FILES_GONE, FILES_READY, FILES_STUCK, NOT_DELETED,
                       PURGE, FileDeleteState, Result, ServerState, SharedFile, Workunit,
                       append_exactly, canonical_json, chunks, db, file_path, fire, load, log,
-                      output_files, prepared, project, save_all)
+                      output_files, place_of, prepared, project, save_all)
 
 F = FileDeleteState
 JSON = ("input_files", "output_files", "refusals")  # which are read when they are asked for
@@ -25,7 +25,7 @@ def delete_files(folder, files):
     """Delete files; return whether all are gone. One that was not there counts as gone [F1 F3]."""
     gone = True
     for file in files:
-        path = str(file_path(folder, file["name"]))
+        path = place_of(folder, file["name"])
         try:
             if not file.get("no_delete") and not file.get("sticky"):
                 if folder == "upload":  # a broken one

@@ -370,7 +370,7 @@ def run(options):
 
     def show(url, totals):
         for name, application in apps.items():
-            quorum = minigrid.check_parameters(application.parameters)["min_quorum"]
+            quorum = minigrid.plugged("check_parameters")[-1](application.parameters)["min_quorum"]
             if quorum > n:
                 raise ClientError(f"{name} wants {quorum} computers to agree: start with "
                                   f"--volunteers {quorum}")

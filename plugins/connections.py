@@ -32,7 +32,7 @@ BODY_BYTES = 1 << 16  # smaller bodies are read as always
 HEAD_BYTES = 8192  # of an upload's body, which begins with its own header
 CONNECTIONS_MAX = 800  # so that files and the store find numbers below the usual 1024, too
 AT_ONCE_MAX = 32  # requests in one transaction: some ten milliseconds
-POLLS_MAX = 8  # looks at the network for others, before those that are complete are answered
+POLLS_MAX = 16  # looks at the network for others, before those that are complete are answered
 
 
 def listen(application, settings):
@@ -69,33 +69,33 @@ class Server:
     def start(self):
         """Answer requests from now on, in threads of its own."""
         self.wake = next(socket.pull_trigger for socket in self.sockets.values())
-        project.write.wake = self.wake
         self.thread.start()
 
     def stop(self):
         """Answer what is being answered, and nothing else."""
-        # The sockets close with the process: a thread that still uses the number of a closed one
-        # could write into the store.
         self.stopping = True
         if self.thread.is_alive():
             self.wake()
             self.thread.join(5)
         self.workers.shutdown(timeout=5)
+        if self.workers.threads or self.thread.is_alive():
+            return  # One that still uses the number of a closed socket could write into the store.
+        for socket in list(self.sockets.values()):
+            socket.close()
 
     def run(self):
-        """Be the thread of the network."""
+        """Be the thread of the network, and the writer."""
+        project.write.lead(self.wake)
         while not self.stopping:
-            wasyncore.loop(1, True, self.sockets, count=1)
+            wasyncore.loop(0 if self.requests else 1, True, self.sockets, count=1)
             for _ in range(POLLS_MAX):  # Who else is there? One commit is as dear as many.
                 before = self.moved
                 if self.requests and len(self.requests) < AT_ONCE_MAX:
                     wasyncore.loop(0, True, self.sockets, count=1)
                 if before == self.moved:
                     break
-            try:
-                self.answer_requests()
-            except Exception:
-                log.exception("answering at once")
+            self.work()
+        project.write.start()
         db.close()
 
     def add_task(self, task):
@@ -111,13 +111,15 @@ class Server:
             and request.body_bytes_received <= BODY_BYTES \
             and "CONTENT_ENCODING" not in request.headers
 
-    def answer_requests(self):
-        """Answer the requests that wait, if nobody else is changing the store just now."""
-        channels = self.requests[:AT_ONCE_MAX]
-        if channels and project.write.serve([channel.prepare for channel in channels]):
-            del self.requests[:len(channels)]
-            for channel in channels:
-                channel.service()
+    def work(self):
+        """Do what waits for the writer, and answer the requests that have come."""
+        channels, self.requests = self.requests[:AT_ONCE_MAX], self.requests[AT_ONCE_MAX:]
+        try:
+            project.write.work([channel.prepare for channel in channels])
+        except Exception:  # Each gets an answer, whatever happens to one.
+            log.exception("answering at once")
+        for channel in channels:
+            channel.service()
 
 
 class Parser(HTTPRequestParser):

@@ -10,9 +10,8 @@ import re
 from peewee import fn
 
 from minigrid import (CHUNK, CHUNKS_MAX, FILE_NAME, GENERATOR, PARAMETERS, UNSENT, App, PluginError,
-                      Result, SharedFile, Workunit, check_parameters, explain, file_entry,
-                      file_path, plugged, prepared, project, put_off, save_all, store_file,
-                      transition, working)
+                      Result, SharedFile, Workunit, explain, file_entry, file_path, plugged,
+                      prepared, project, put_off, save_all, store_file, transition, working)
 
 AT_ONCE = 8  # inputs on their way to the disk
 
@@ -135,6 +134,37 @@ def add_work(application, number, given, now, stored=False):
     save_all([SharedFile(name=file["name"], workunit=wu.id) for file in shared])
     save_all(transition(wu, [], now) + [wu])  # Its first copies at once: no pass need come by.
     return wu
+
+
+def check_parameters(given):
+    """Check the numbers of a workunit and return them completed. Raises ValueError.
+
+    Numbers that could never end a workunit are refused here, by name: later it would only be seen
+    to wait for ever.
+    """
+    full = {}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"{name} must be a number, found {value!r}")
+        floor = {"priority": -2**31, "credit": 0, "complexity": 1e-9, "max_error_results": 0}.get(
+            name, 1)
+        ceiling = 2**31 - 1 if PARAMETERS[name] is int else 1e30
+        if not floor <= value <= ceiling or PARAMETERS[name] is int and value != int(value):
+            raise ValueError(f"{name} must be a {'whole ' * (PARAMETERS[name] is int)}number "
+                             f"between {floor} and {ceiling:.10g}, found {value!r}")
+        full[name] = PARAMETERS[name](value)
+    target = full.setdefault("target_nresults", full.setdefault("min_quorum", 2))
+    full.setdefault("max_success_results", max(6, target + 2))
+    full.setdefault("max_total_results", max(10, full["max_success_results"] + 2))
+    full.setdefault("max_error_results", min(3, full["max_total_results"]))
+    full.setdefault("rsc_fpops_bound", 1000 * full.setdefault("rsc_fpops_est", 1e9))
+    for pair in ("min_quorum target_nresults", "target_nresults max_success_results",
+                 "max_success_results max_total_results", "max_error_results max_total_results",
+                 "rsc_fpops_est rsc_fpops_bound"):
+        less, more = pair.split()
+        if full[less] > full[more]:
+            raise ValueError(f"{less} ({full[less]:g}) must not be above {more} ({full[more]:g})")
+    return full
 
 
 def check_extras(files, command_line):

@@ -669,7 +669,7 @@ def how_to_make(folder, scheme):
 def stamp_of(path):
     """Return what changes when a file does, None if it is not there."""
     try:
-        found = path.stat()
+        found = os.stat(path)
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino

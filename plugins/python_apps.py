@@ -86,7 +86,7 @@ def load_hooks(path, name, compute=True):
             raise PluginError(f"{path}: {kind} must be 'json' or 'bytes', found {value!r}")
     given = {key: getattr(module, key) for key in minigrid.PARAMETERS if hasattr(module, key)}
     try:
-        minigrid.check_parameters(given)
+        minigrid.plugged("check_parameters")[-1](given)
         chosen = check_constants(module)
     except ValueError as error:
         raise PluginError(f"{path}: {error}") from None
@@ -240,25 +240,6 @@ def wrap(path, hooks, takes, returns):
     def workunit(i):
         return check_workunit(path, i, hook("workunit")(i), takes)
 
-    def several(first, n):
-        """Return workunit(first) and so on, up to n or None, and the error that came instead."""
-        def ask():  # all in one go: to hand over each would cost more than most of them
-            while len(given) < n and not (given and given[-1] is None):
-                given.append(hooks["workunit"](first + len(given)))
-
-        given, batch, error = [], [], None
-        try:
-            call(path, "workunit", ask, steps=given)
-        except PluginError as fault:
-            error = fault
-        try:
-            for i, one in enumerate(given[:n], first):
-                if one is not None:
-                    batch.append(check_workunit(path, i, one, takes))
-        except PluginError as fault:
-            error = fault
-        return batch, error
-
     def parse(content):
         value = decode(content, returns)
         return hook("parse")(value) if hooks["parse"] else value
@@ -303,7 +284,7 @@ def wrap(path, hooks, takes, returns):
                               f"found {reply!r:.80}")
         return reply
 
-    workunit.several = several
+    workunit.several = functools.partial(several, path, hooks["workunit"], takes)
     # Hooks of other plugins get values as they are; read_input() makes one of an input file.
     others = {name: hook(name) if hooks[name] else None for name in hooks if name not in HOOKS}
     return dict(others, read_input=functools.partial(decode, kind=takes),
@@ -311,6 +292,29 @@ def wrap(path, hooks, takes, returns):
                 compare=compare, assimilate=assimilate,
                 check_set=check_set if hooks["check_set"] else None,
                 trickle=trickle if hooks["trickle"] else None)
+
+
+def several(path, workunit, takes, first, n):
+    """Return workunit(first) and so on, up to n or None, and the PluginError that came instead.
+
+    All are asked for in one go: to hand over each would cost more than most of them.
+    """
+    def ask():
+        while len(given) < n and not (given and given[-1] is None):
+            given.append(workunit(first + len(given)))
+
+    given, batch, error = [], [], None
+    try:
+        call(path, "workunit", ask, steps=given)
+    except PluginError as fault:
+        error = fault
+    try:
+        for i, one in enumerate(given[:n], first):
+            if one is not None:
+                batch.append(check_workunit(path, i, one, takes))
+    except PluginError as fault:
+        error = fault
+    return batch, error
 
 
 def check_workunit(path, i, given, takes):

@@ -5,8 +5,9 @@ rules that follow. An application chooses its policy by `validation = "quorum"`,
 """
 
 import contextlib
+import os
 
-from minigrid import Verdict, candidates, file_path, output_files
+from minigrid import Verdict, candidates, output_files, place_of
 
 
 def judge(wu, results, application):
@@ -31,13 +32,16 @@ def judge(wu, results, application):
 
 def read_answer(r, application, answers, verdict):
     """Read and parse one output into `answers`, or note in the verdict why not [S4-48]."""
-    path = file_path("upload", output_files(r)[0]["name"])
+    path = place_of("upload", output_files(r)[0]["name"])
     try:
-        answers[r.id] = application.hooks["parse"](path.read_bytes())
+        with open(path, "rb") as file:
+            content = file.read()
+        answers[r.id] = application.hooks["parse"](content)
     except (ValueError, RecursionError):
         verdict.unreadable.add(r.id)
     except FileNotFoundError:  # Reported as uploaded, and is not here [WIRE 17.7, D13].
-        (verdict.unreadable if path.parent.exists() else verdict.unsure).add(r.id)
+        (verdict.unreadable if os.path.exists(os.path.dirname(path))
+         else verdict.unsure).add(r.id)
     except OSError:
         verdict.unsure.add(r.id)
 

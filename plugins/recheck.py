@@ -10,8 +10,8 @@ import math
 
 from peewee import BigIntegerField, ForeignKeyField, IntegerField
 
-from minigrid import (AppVersion, Host, Record, Rule, ValidateState, apps, check_parameters,
-                      explain, plugged, project)
+from minigrid import (AppVersion, Host, Record, Rule, ValidateState, apps, explain, plugged,
+                      project)
 
 RECHECK_MAX = 20
 TOLD_TO_STOP = 202  # exit status of a task that was ended on our own order: nobody's fault
@@ -59,7 +59,7 @@ def check_application(application):
                          "recheck = 1.3")
     if policy == "recheck":
         most = math.ceil(policies.get("recheck", 2))
-        check_parameters(drawn(given, most))  # Not only when the larger number is drawn.
+        completed(drawn(given, most))  # Not only when the larger number is drawn.
     elif policy == "adaptive":
         proven_only(given, given)
 
@@ -71,7 +71,7 @@ def shape_work(application, given):
         return proven_only(given, application.parameters)
     if policy != "recheck" or r is None:
         return given
-    check_parameters(drawn(given, math.ceil(r)))  # Whatever is drawn, or only some would fail.
+    completed(drawn(given, math.ceil(r)))  # Whatever is drawn, or only some would fail.
     n = copies(r, project.rng)
     return {**drawn(given, n), "why": f"drawn: {n} {'copy' if n == 1 else 'copies'}, {r:g} on "
                                       f"average"}
@@ -103,6 +103,11 @@ def judge(wu, results, application):
 VALIDATION = {"recheck": judge, "adaptive": judge}
 
 
+def completed(given):
+    """Return the numbers of a workunit checked and complete. Raises ValueError."""
+    return plugged("check_parameters")[-1](given)
+
+
 # ---- Adaptive replication --------------------------------------------------------
 
 
@@ -115,7 +120,7 @@ def proven_only(given, parameters):
     if given.get("min_quorum", 2) != quorum:
         raise ValueError("min_quorum must stand in the file, not in what workunit(i) returns, with "
                          "validation = 'adaptive'")
-    full = check_parameters({**given, "min_quorum": quorum})
+    full = completed({**given, "min_quorum": quorum})
     if quorum < 2:
         raise ValueError("min_quorum must be at least 2 with validation = 'adaptive': nobody would "
                          "ever be compared")

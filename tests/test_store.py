@@ -240,7 +240,129 @@ def test_writing_inside_the_writer_joins_the_transaction(grid, thread):
     assert notes() == {"inner False"}
 
 
-# ---- 2. Totals and log lines of rules ------------------------------------------
+# ---- 2. Requests that are answered at once -----------------------------------------
+
+
+class Request:
+    """A request as work() wants it: it writes, and keeps its answer until that is durable."""
+
+    def __init__(self, write, *changes):
+        self.write, self.changes, self.answers = write, changes, []
+
+    def __call__(self):
+        """Answer with what each change gave, or with what was raised."""
+        answer = []
+        for change in self.changes:
+            try:
+                answer.append(self.write(change))
+            except Exception as error:
+                answer.append(error)
+        self.answers.append(answer)
+
+
+def traced(seen):
+    """Collect the statements of this thread's connection."""
+    m.db.connection().set_trace_callback(seen.append)
+
+
+def test_requests_that_wait_share_one_commit(grid):
+    requests, seen = [Request(grid.write, note(f"a{i}"), note(f"b{i}")) for i in range(10)], []
+    traced(seen)
+    assert grid.write.work(requests)
+    assert [s for s in seen if s.startswith(("BEGIN", "COMMIT"))] == ["BEGIN IMMEDIATE", "COMMIT"]
+    assert [r.answers for r in requests] == [[[f"a{i}", f"b{i}"]] for i in range(10)]
+    assert len(notes()) == 20 and grid.write.working is None
+
+
+def test_a_request_loses_what_failed_only(grid):
+    """Its other changes stay, and those of all others."""
+    def fail():
+        m.Meta.create(name="half", value=1)
+        return grid.write(note("inner")) and 1 / 0
+
+    first, middle, last = requests = [Request(grid.write, note("a")), Request(
+        grid.write, note("b"), fail, note("c")), Request(grid.write, note("a"), note("d"))]
+    assert grid.write.work(requests)
+    assert isinstance(middle.answers[0][1], ZeroDivisionError)
+    assert isinstance(last.answers[0][0], IntegrityError)
+    assert notes() == {"a", "b", "c", "d"}
+
+
+@pytest.mark.parametrize("trouble", ["statement", "commit"])
+def test_a_request_that_the_store_refuses_is_told_and_the_others_go_on(grid, trouble):
+    """Each is tried alone then; who was refused is asked once more, when nothing is half done."""
+    bad = {"statement": fill, "commit": fail_at_commit}[trouble]
+    requests = [Request(grid.write, note("a")), Request(
+        grid.write, note("half"), bad, note("half, too")), Request(grid.write, note("z"))]
+    limit_pages()
+    before = m.App.select().count()
+    assert grid.write.work(requests)
+    lift_limit()
+    assert notes() == {"a", "z"} and grid.write.working is None
+    assert [r.answers[-1] for r in requests[::2]] == [["a"], ["z"]]
+    told = requests[1].answers[-1]
+    assert [type(error) for error in told] == [m.StoreError] * 3, told
+    assert "cannot be written" in str(told[0]) and m.App.select().count() == before
+    assert grid.write.work([Request(grid.write, note("later"))]) and "later" in notes()
+    assert not grid.write.trouble
+
+
+def test_what_is_raised_beside_the_changes_of_a_request_stops_nobody(grid):
+    """A fault of ours in what prepares the answer: its group is tried again, each alone."""
+    def broken():
+        grid.write(note("broken"))
+        raise KeyError("a fault of ours")
+
+    good = Request(grid.write, note("good"))
+    assert grid.write.work([broken, good])
+    assert notes() == {"good"} and grid.write.working is None
+
+
+def test_a_thread_that_leads_does_what_others_hand_in(write):
+    """With requests that have come by then, in one commit, after it was woken for each."""
+    woken, seen, request = [], [], Request(write, note("request"))
+    write.lead(lambda: woken.append(write.waiting.qsize()))
+    traced(seen)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(write, note("a")), pool.submit(write, note("b"))]
+        until(lambda: len(woken) == 2)
+        assert not any(future.done() for future in futures)
+        assert write.work([request])
+        assert {future.result(PATIENCE) for future in futures} == {"a", "b"}
+        assert [s for s in seen if s in ("BEGIN IMMEDIATE", "COMMIT")] == seen[:1] + seen[-1:]
+        assert request.answers == [["request"]] and notes() == {"a", "b", "request"}
+        del seen[:]
+        assert write.work() and not seen, "nothing waits: nothing is written"
+        late = pool.submit(write, note("late"))
+        until(lambda: len(woken) == 3)
+        write.start()  # as when the server stops: what waits is not lost
+        assert late.result(PATIENCE) == "late"
+
+
+def test_one_that_fails_takes_nobody_along_in_a_common_commit(write):
+    """Requests and functions of other threads are tried alone where the store refuses one."""
+    write.lead(lambda: None)
+    request = Request(write, note("request"))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(write, note("a")), pool.submit(write, fail_at_commit)]
+        until(lambda: write.waiting.qsize() == 2)
+        assert write.work([request])
+        assert futures[0].result(PATIENCE) == "a"
+        assert isinstance(outcome(futures[1]), m.StoreError)
+        assert request.answers[-1] == ["request"] and notes() == {"a", "request"}
+        write.start()
+
+
+def test_rules_of_requests_are_counted_once(grid):
+    """Those of a change that failed, or of a first attempt, are not."""
+    application = m.App.create(name="a", create_time=NOW)
+    requests = [Request(grid.write, send(application), send(application, KeyError("no")))
+                for _ in range(3)] + [Request(grid.write, send(application), fail_at_commit)]
+    assert grid.write.work(requests)
+    assert [(row.rule, row.n) for row in m.Firing.select()] == [("send", 3)]
+
+
+# ---- 3. Totals and log lines of rules ------------------------------------------
 
 
 @pytest.fixture
@@ -296,7 +418,7 @@ def test_totals_of_writing_inside_the_writer_count_once(app, grid):
     assert totals() == {"send": 1, "time out": 1}
 
 
-# ---- 3. What the disk refuses --------------------------------------------------
+# ---- 4. What the disk refuses --------------------------------------------------
 
 
 def limit_pages(more=2):

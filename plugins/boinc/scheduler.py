@@ -22,7 +22,7 @@ from minigrid import (AppVersion, ClientError, Record, Report, Request, SharedFi
 from . import reader, stats
 
 REQUEST_BYTES_MAX = 16 << 20  # a thousand reports with 64 KB of stderr would be more; sent in turn
-GZIP_FROM = 4096  # bytes of a reply that are worth compressing
+GZIP_FROM = 1 << 14  # bytes of a reply that are worth compressing: not the usual job or two
 REFUSED_DELAY = 86400  # s: what only a person can mend
 DOWN_DELAY = 3600  # s
 MESSAGE_BYTES, NAME_BYTES = 1023, 255  # the client drops longer ones silently [WIRE 3.2]

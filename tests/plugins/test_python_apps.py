@@ -286,6 +286,29 @@ def test_a_hook_that_hangs_is_bounded_and_the_next_one_works(folder, load, relea
         assert app.hooks["workunit"](3) == {"input": b"3"}
 
 
+def test_many_workunits_are_asked_for_in_one_go(load):
+    several = load(GOOD).hooks["workunit"].several
+    assert several(0, 2) == ([{"input": b"0"}, {"input": b"1"}], None)
+    assert several(1, 50) == ([{"input": b"1"}, {"input": b"2"}], None), "there are no more"
+    batch, error = load(GOOD.replace("if i < 3 else None", "if i != 2 else 5")).hooks[
+        "workunit"].several(0, 9)
+    assert batch == [{"input": b"0"}, {"input": b"1"}] and "workunit(2) must return" in str(error)
+    batch, error = load(GOOD.replace("if i < 3 else None", "if i != 2 else 1 / 0")).hooks[
+        "workunit"].several(0, 9)
+    assert len(batch) == 2 and "workunit() failed: ZeroDivisionError" in str(error)
+
+
+def test_many_workunits_may_take_long_but_each_is_bounded(folder, load, release):
+    """What was made before one that hangs is not lost; what is slow but gets on is waited for."""
+    with make.project(folder, {}, hook_seconds=0.5):
+        app = load("import gate\n\n\n" + GOOD.replace('return {"input": i} if i < 3 else None',
+                                                      "gate.wait(9) if i == 4 else gate.wait(0.2)\n"
+                                                      '    return {"input": i}'))
+        batch, error = app.hooks["workunit"].several(0, 9)
+        assert [given["input"] for given in batch] == [b"0", b"1", b"2", b"3"]
+        assert "within 0.5 s" in str(error)
+
+
 def test_a_hook_that_ends_just_when_its_time_is_up_has_ended(grid, load, monkeypatch):
     result = concurrent.futures.Future.result
 

@@ -169,7 +169,8 @@ def test_workunits_that_are_refused(grid):
 def test_the_draw_is_explained(grid, monkeypatch):
     drawing(monkeypatch, 2)
     said = []
-    monkeypatch.setattr(m, "explain", lambda row, text: said.append((row.name, text)))
+    generator = sys.modules["minigrid_plugin_generator"]
+    monkeypatch.setattr(generator, "explain", lambda row, text: said.append((row.name, text)))
     add("again", 1)
     assert said == [("again_1", "drawn: 2 copies, 1.3 on average")]
 
