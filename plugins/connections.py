@@ -86,17 +86,26 @@ class Server:
     def run(self):
         """Be the thread of the network, and the writer."""
         project.write.lead(self.wake)
+        self.wake()  # Something may have been handed in already.
         while not self.stopping:
-            wasyncore.loop(0 if self.requests else 1, True, self.sockets, count=1)
-            for _ in range(POLLS_MAX):  # Who else is there? One commit is as dear as many.
-                before = self.moved
-                if self.requests and len(self.requests) < AT_ONCE_MAX:
-                    wasyncore.loop(0, True, self.sockets, count=1)
-                if before == self.moved:
-                    break
-            self.work()
+            try:
+                self.look()
+                self.work()
+            except Exception:  # Whatever it is, without this thread nothing would go on.
+                log.exception("the thread of the network")
+                threading.Event().wait(0.1)
         project.write.start()
         db.close()
+
+    def look(self):
+        """Read from and write to the network, once or until nothing more comes at once."""
+        wasyncore.loop(0 if self.requests else 1, True, self.sockets, count=1)
+        for _ in range(POLLS_MAX):  # Who else is there? One commit is as dear as many.
+            before = self.moved
+            if self.requests and len(self.requests) < AT_ONCE_MAX:
+                wasyncore.loop(0, True, self.sockets, count=1)
+            if before == self.moved:
+                break
 
     def add_task(self, task):
         """Take a task of waitress: a connection with a complete request, or a Cut."""

@@ -3,7 +3,6 @@
 BOINC's work generator, and X-Com's "next portion" (S3-05), in one.
 """
 
-import concurrent.futures
 import hashlib
 import re
 
@@ -11,9 +10,8 @@ from peewee import fn
 
 from minigrid import (CHUNK, CHUNKS_MAX, FILE_NAME, GENERATOR, PARAMETERS, UNSENT, App, PluginError,
                       Result, SharedFile, Workunit, explain, file_entry, file_path, plugged,
-                      prepared, project, put_off, save_all, store_file, transition, working)
-
-AT_ONCE = 8  # inputs on their way to the disk
+                      prepared, project, put_off, save_all, store_file, store_files, transition,
+                      working)
 
 
 def generator(now):
@@ -69,16 +67,11 @@ def ask_for_work(application, number, n):
 def store_inputs(application, number, batch):
     """Write the inputs of a batch: before its rows, and not in the writer, where all would wait.
 
-    Several at a time, because they wait for the disk, which takes many names as fast as one. What
-    is not used then, since its numbers are not right, is written again with the next attempt.
+    What is not used then, since its numbers are not right, is written again with the next attempt.
     """
-    def store(k):
-        store_file("download", f"{application.name}_{number + k}_in", batch[k]["input"])
-
-    if not project.write.thread:  # Nobody waits, and what is done has one order.
-        return [store(k) for k in range(len(batch))]
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(store, range(len(batch))))  # Raises what one of them has raised.
+    if batch:
+        store_files("download", {f"{application.name}_{number + k}_in": given["input"]
+                                 for k, given in enumerate(batch)})
 
 
 def generate(application, number, batch, now):

@@ -5,6 +5,7 @@ import gzip
 import json
 import shutil
 import sys
+from types import SimpleNamespace
 
 import make
 import pytest
@@ -94,15 +95,15 @@ def test_inputs_are_written_before_the_writer_is_held(threads, grid, folder, mon
     """The disk may be slow; a report that waits for it would wait for fifty files [D4]."""
     serve(folder, 50, app=ENDLESS)
     generator, held = sys.modules["minigrid_plugin_generator"], []
-    monkeypatch.setattr(generator, "store_file", lambda *file: held.append(
-        grid.write.working) or m.store_file(*file))
+    monkeypatch.setattr(generator, "store_files", lambda *files: held.append(
+        grid.write.working) or m.store_files(*files))
     if threads:
         grid.write.start()
     try:
         assert generator.generator(NOW) == 50
     finally:
         grid.write.stop()
-    assert held == [None] * 50
+    assert held == [None]
     assert [m.file_path("download", f"app_{i}_in").read_bytes() for i in (0, 49)] == [b"0", b"49"]
     assert not list((grid.data / "download").glob("*/*.new"))
 
@@ -111,7 +112,7 @@ def test_without_its_input_no_workunit_is_made(grid, folder, monkeypatch):
     """A full disk, for one: nothing is stored, and the next pass begins at the same number."""
     serve(folder, 4, app=ENDLESS)
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["minigrid_plugin_generator"], "store_file", full_disk)
+        patch.setattr(sys.modules["minigrid_plugin_generator"], "store_files", full_disk)
         passes(NOW)
     assert numbers("app") == [] and "No space" in troubles()
     m.project.counts["stage errors"] = 0
@@ -234,6 +235,17 @@ def test_many_workunits_are_done_in_one_pass(grid):
     done = passes(NOW + 1)
     assert (done["transitioner"], done["validator"], done["assimilator"]) == (len(names),) * 3
     assert len(names) == m.CHUNK + 7 == len(lines())
+
+
+@pytest.mark.parametrize("running, n", [(True, 3), (False, 1)])
+def test_a_pass_that_has_left_something_over_is_followed_by_another(running, n, monkeypatch):
+    """Unless the server stops just now: who has 100,000 workunits to time out need not wait."""
+    full = m.CHUNK * m.CHUNKS_MAX
+    done = iter([{"a": 1, "b": full}, {"a": full + 1, "b": 0}, {"a": full - 1}, {"a": full}])
+    called = []
+    monkeypatch.setattr(m, "run_pass", lambda now: called.append(now) or next(done))
+    m.run_passes(lambda: NOW, SimpleNamespace(running=running))
+    assert called == [NOW] * n
 
 
 def test_a_pass_has_a_limit_and_begins_with_what_waits_longest(grid, monkeypatch):
@@ -468,6 +480,20 @@ def test_an_illegal_move_costs_its_workunit_only(grid):
     assert grid.counts["stage errors"] == 1
     passes(NOW + 2 + RETRY, NOW + 3 + RETRY)
     assert grid.counts["stage errors"] == 2
+
+
+@pytest.mark.parametrize("state, later", [(S.IN_PROGRESS, 1000), (S.OVER, 1 + RETRY)])
+def test_a_deadline_is_kept_by_a_workunit_that_waits_for_its_programmer(grid, state, later):
+    """[S0-34] A copy that is under way may be lost meanwhile: it is given up in its time."""
+    answered("5", "5", '"away"', clients=[Client(name) for name in ("ann", "bob", "cyd")],
+             min_quorum=2, target_nresults=4)
+    m.Result.update(validate_state=V.VALID).where(m.Result.name == "near_0_2").execute()
+    m.Result.update(server_state=state, report_deadline=NOW + 1000).where(
+        m.Result.name == "near_0_3").execute()
+    passes(NOW + 1)
+    assert grid.counts["stage errors"] == 1 and "IllegalMove" in troubles()
+    assert units()[0].transition_time == NOW + later
+    grid.counts["stage errors"] = 0
 
 
 # ---- Files ---------------------------------------------------------------------

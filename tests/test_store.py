@@ -324,19 +324,22 @@ def test_a_thread_that_leads_does_what_others_hand_in(write):
     write.lead(lambda: woken.append(write.waiting.qsize()))
     traced(seen)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(write, note("a")), pool.submit(write, note("b"))]
-        until(lambda: len(woken) == 2)
-        assert not any(future.done() for future in futures)
-        assert write.work([request])
-        assert {future.result(PATIENCE) for future in futures} == {"a", "b"}
-        assert [s for s in seen if s in ("BEGIN IMMEDIATE", "COMMIT")] == seen[:1] + seen[-1:]
-        assert request.answers == [["request"]] and notes() == {"a", "b", "request"}
-        del seen[:]
-        assert write.work() and not seen, "nothing waits: nothing is written"
-        late = pool.submit(write, note("late"))
-        until(lambda: len(woken) == 3)
-        write.start()  # as when the server stops: what waits is not lost
+        try:
+            futures = [pool.submit(write, note("a")), pool.submit(write, note("b"))]
+            until(lambda: write.waiting.qsize() == 2)
+            assert not any(future.done() for future in futures)
+            assert write.work([request])
+            assert {future.result(PATIENCE) for future in futures} == {"a", "b"}
+            assert [s for s in seen if s in ("BEGIN IMMEDIATE", "COMMIT")] == seen[:1] + seen[-1:]
+            assert request.answers == [["request"]] and notes() == {"a", "b", "request"}
+            del seen[:]
+            assert write.work() and not seen, "nothing waits: nothing is written"
+            late = pool.submit(write, note("late"))
+            until(lambda: write.waiting.qsize() == 1)
+        finally:
+            write.start()  # as when the server stops: what waits is not lost
         assert late.result(PATIENCE) == "late"
+    assert len(woken) == 3
 
 
 def test_one_that_fails_takes_nobody_along_in_a_common_commit(write):

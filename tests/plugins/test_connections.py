@@ -109,16 +109,17 @@ def busy():
 
 
 def test_requests_that_come_together_share_a_commit(server):
-    volunteers = [Volunteer(server, f"volunteer {i}") for i in range(6)]
+    volunteers = [Volunteer(server, f"volunteer {i}") for i in range(36)]
     with busy():
         del server.groups[:], server.threads[:]
         for volunteer in volunteers:
             volunteer.ask()
     answers = [volunteer.answer() for volunteer in volunteers]
-    assert [status for status, _ in answers] == [200] * 6
+    assert [status for status, _ in answers] == [200] * 36
     names = [job["name"] for _, answer in answers for job in answer["assignments"]]
-    assert len(names) == len(set(names)) == 6
-    assert [n for n in server.groups if n] == [6] and set(server.threads) == {"http"}
+    assert len(names) == len(set(names)) == 36
+    assert [n for n in server.groups if n] == [32, 4], "so that nobody waits long"
+    assert set(server.threads) == {"http"}
 
 
 def test_one_that_is_wrong_disturbs_nobody(server):
