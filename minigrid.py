@@ -806,7 +806,7 @@ class Writer:
         if self.working is threading.current_thread():
             return function() if self.inside else self._part(function)  # Two changes are one.
         task = concurrent.futures.Future(), function
-        if self.thread:
+        if self.thread not in (None, threading.current_thread()):
             self.waiting.put(task)
             if self.wake:
                 self.wake()
@@ -1929,7 +1929,8 @@ def load_plugins(names):
     """Load the modules of plugins/ that a project uses. Raises PluginError.
 
     A plugin has some of: routes(app, clock), commands(subparsers), hourly(now), STAGES, TABLES; the
-    scheduler's user_of_key(), identify(), give_work() ...; VALIDATION, find(), load(), enter().
+    scheduler's user_of_key(), identify(), give_work() ...; VALIDATION, find(), load(), enter();
+    listen(), at_once: addresses whose requests need no thread of their own.
     """
     here = Path(__file__).resolve().parent
     for name in names:

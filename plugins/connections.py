@@ -18,6 +18,7 @@ too many connections the one that was silent for longest makes room.
 import functools
 import io
 import threading
+from collections import deque
 
 import waitress
 from waitress import wasyncore
@@ -48,7 +49,7 @@ class Server:
     """The HTTP server: `port`, start(), stop()."""
 
     def __init__(self, application, settings):
-        self.sockets, self.requests, self.moved, self.stopping = {}, [], 0, False
+        self.sockets, self.requests, self.moved, self.stopping = {}, deque(), 0, False
         self.at_once = frozenset(path for paths in plugged("at_once") for path in paths)
         self.server = waitress.create_server(
             application, map=self.sockets, host=settings.host, port=settings.port,
@@ -122,7 +123,8 @@ class Server:
 
     def work(self):
         """Do what waits for the writer, and answer the requests that have come."""
-        channels, self.requests = self.requests[:AT_ONCE_MAX], self.requests[AT_ONCE_MAX:]
+        n = min(len(self.requests), AT_ONCE_MAX)
+        channels = [self.requests.popleft() for _ in range(n)]
         try:
             project.write.work([channel.prepare for channel in channels])
         except Exception:  # Each gets an answer, whatever happens to one.

@@ -334,6 +334,7 @@ def test_a_thread_that_leads_does_what_others_hand_in(write):
             assert request.answers == [["request"]] and notes() == {"a", "b", "request"}
             del seen[:]
             assert write.work() and not seen, "nothing waits: nothing is written"
+            assert write(note("own")) == "own" and "own" in notes(), "nobody else would do it"
             late = pool.submit(write, note("late"))
             until(lambda: write.waiting.qsize() == 1)
         finally:
