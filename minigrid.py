@@ -1928,9 +1928,8 @@ def wall_clock():
 def load_plugins(names):
     """Load the modules of plugins/ that a project uses. Raises PluginError.
 
-    A plugin has some of: routes(app, clock), commands(subparsers), hourly(now), STAGES, TABLES; the
-    scheduler's user_of_key(), identify(), give_work() ...; VALIDATION, find(), load(), enter();
-    listen(), at_once: addresses whose requests need no thread of their own.
+    A plugin has some of: routes(app, clock), commands(subparsers), hourly(now), STAGES, TABLES;
+    user_of_key(), identify(), give_work() ...; VALIDATION, find(), load(), enter(); listen().
     """
     here = Path(__file__).resolve().parent
     for name in names:
@@ -1948,6 +1947,8 @@ def load_plugins(names):
 @contextlib.contextmanager
 def running(settings, paths, clock=wall_clock):
     """Run a server; yield its address; stop it cleanly. Raises StoreError, ClientError."""
+    if not plugged("listen"):
+        raise PluginError("nothing here serves HTTP: add the plugin connections to 'plugins'")
     open_project(settings, random.SystemRandom())
     server = jobs = None
     try:

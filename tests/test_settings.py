@@ -142,6 +142,7 @@ COMMANDS = {  # what stands in setup.cfg or on the command line -> what must be 
     "a value": ("[minigrid]\nstock = many\n", [], "'stock'"),
     "an option": ("", ["--stock", "many"], "'stock'"),
     "a plugin": ("[minigrid]\nplugins = commands nothing\n", [], "'nothing'"),
+    "no server": ("[minigrid]\nplugins = commands\n", [], "connections"),
     "a plugin like a path": ("[minigrid]\nplugins = commands ../x\n", [], "'../x'"),
 }
 
