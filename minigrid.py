@@ -53,7 +53,7 @@ from peewee import (SQL, BigIntegerField, BooleanField, CharField, DatabaseError
                     SqliteDatabase, TextField)
 from playhouse.fields import IntEnumField
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 log = logging.getLogger("minigrid")
 
 __all__ = """
@@ -742,14 +742,14 @@ def writing(model, new, names):
 # fsync for many requests, and nothing that was acknowledged is lost. A function that raises loses
 # its own changes only.
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MIGRATIONS = {  # version -> SQL statements that make version + 1 of it
     1: ("ALTER TABLE host ADD COLUMN details TEXT NOT NULL DEFAULT '{}'",
         "ALTER TABLE app_version ADD COLUMN options TEXT NOT NULL DEFAULT '{}'",
         "ALTER TABLE workunit ADD COLUMN command_line VARCHAR(255) NOT NULL DEFAULT ''",
         "DROP INDEX IF EXISTS result_in_progress"),
     2: ("ALTER TABLE workunit ADD COLUMN complexity REAL NOT NULL DEFAULT 1",),
-}
+    3: ()}  # From then on small inputs and outputs are in the store: older releases miss them.
 
 
 class ClientError(Exception):

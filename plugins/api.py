@@ -25,7 +25,6 @@ NAMES_MAX = 10_000  # results in one request
 TEXT_MAX = 1 << 16
 TRICKLES_MAX = 200
 PAUSE_DELAY = 600  # s
-at_once = ("/scheduler",)  # addresses whose requests have no need of a thread of their own
 OURS = ("versions", "more")  # fields of a Request that no client may fill
 ADDRESSES_MAX, ADDRESS_CHARS_MAX = 8, 150  # BOINC's clients cut lines of the page at 255 [WIRE 4]
 
@@ -36,6 +35,11 @@ class ApiSettings:
 
     addresses: str = setting("", "where else the project is reached, or will be: http://host:port "
                                  "..., with blanks between")
+
+
+def at_once(request):
+    """Say whether a request has no need of a thread of its own."""
+    return request.path == "/scheduler"
 
 
 def routes(app, clock):

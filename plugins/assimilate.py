@@ -9,8 +9,8 @@ from collections import defaultdict
 from types import SimpleNamespace
 
 from minigrid import (ASSIMILATED, DEFERRED, FAIL_NO_CANONICAL, TO_ASSIMILATE, AssimilateState,
-                      ErrorMask, append_exactly, apps, change, file_path, fire, output_files,
-                      place_of, plugged, project, work_off)
+                      ErrorMask, append_exactly, apps, change, fire, output_files, plugged,
+                      project, work_off)
 
 
 def assimilator(now):
@@ -38,8 +38,7 @@ def assimilate(wu, results, application):
                 folder=whole_path(project.data / "results"), _input=wu.input_files[:1])
     content = None
     if canonical:
-        with open(place_of("upload", output_files(canonical)[0]["name"]), "rb") as file:
-            content = file.read()
+        content = plugged("file_content")[-1]("upload", output_files(canonical)[0]["name"])
     return application.hooks["assimilate"](told, content)
 
 
@@ -51,7 +50,7 @@ class Told(SimpleNamespace):
         """The bytes of the input file; None if it is gone."""
         for file in self._input:
             with contextlib.suppress(OSError):
-                return file_path("download", file["name"]).read_bytes()
+                return plugged("file_content")[-1]("download", file["name"])
         return None
 
 

@@ -15,7 +15,7 @@ import contextlib
 import os
 
 from minigrid import (Meta, PluginError, Rule, ValidateState, Verdict, Workunit, append_exactly,
-                      apps, candidates, canonical_json, explain, file_path, output_files, plugged,
+                      apps, candidates, canonical_json, explain, output_files, plugged,
                       project, remember)
 
 HOOKS = {"check": ("input", "output"), "known": ("i",)}
@@ -90,7 +90,7 @@ def judge_check(wu, results, application):
     verdict, answers = read_answers(wu, results, application)
     right = set()
     for rid, answer in answers.items():
-        content = file_path("download", wu.input_files[0]["name"]).read_bytes()
+        content = plugged("file_content")[-1]("download", wu.input_files[0]["name"])
         try:  # Each gets an input of its own, whatever the hook does to it.
             said = application.hooks["check"](application.hooks["read_input"](content), answer)
         except ValueError:  # An answer that no check was written for is none.
@@ -190,9 +190,10 @@ def at_commit(done, now):
 
 def begin_of(r, nbytes):
     """Return the beginning of a result's output as text, or in hexadecimal digits if it is none."""
+    name = output_files(r)[0]["name"]
     try:
-        with open(file_path("upload", output_files(r)[0]["name"]), "rb") as file:
-            content, size = file.read(max(nbytes, 0)), os.fstat(file.fileno()).st_size
+        content = plugged("file_content")[-1]("upload", name, max(nbytes, 0))
+        size = plugged("file_size")[-1]("upload", name)
     except OSError as error:
         return dict(output="", nbytes=None, note=f"not read: {error.strerror}")
     try:  # It may be cut within a character.

@@ -15,16 +15,22 @@ from peewee import SQL
 from minigrid import (CHUNK, CHUNKS_MAX, DELETED, FILES_GONE, FILES_READY, FILES_STUCK, NOT_DELETED,
                       PURGE, FileDeleteState, Result, ServerState, SharedFile, Workunit,
                       append_exactly, canonical_json, chunks, db, file_path, fire, load, log,
-                      output_files, place_of, prepared, project, save_all)
+                      output_files, place_of, plugged, prepared, project, save_all)
 
 F = FileDeleteState
+FOLDERS = {Workunit: "download", Result: "upload"}
 JSON = ("input_files", "output_files", "refusals")  # which are read when they are asked for
 
 
-def delete_files(folder, files):
-    """Delete files; return whether all are gone. One that was not there counts as gone [F1 F3]."""
+def delete_files(folder, files, small=()):
+    """Delete files; return whether all are gone. One that was not there counts as gone [F1 F3].
+
+    But not the `small` ones, folder/name: they go with what the store says of them.
+    """
     gone = True
     for file in files:
+        if f"{folder}/{file['name']}" in small:
+            continue
         path = place_of(folder, file["name"])
         try:
             if not file.get("no_delete") and not file.get("sticky"):
@@ -52,10 +58,14 @@ def file_deleter(now):
     for state in states:
         for model in (Workunit, Result):
             for ids in chunks(rows_in(model, state.sql)()):
-                gone = {row.id: delete_files("download", row.input_files) if model is Workunit
-                        else delete_files("upload", output_files(row))
-                        for row in files_of(model)(ids)}
-                done += project.write(lambda: mark_deleted(model, gone, now))
+                files = {row.id: row.input_files if model is Workunit else output_files(row)
+                         for row in files_of(model)(ids)}
+                folder = FOLDERS[model]
+                names = [f"{folder}/{file['name']}" for some in files.values() for file in some
+                         if not file.get("no_delete")]
+                small = {name for name, in plugged("small_among")[-1](names)}
+                gone = {i: delete_files(folder, some, small) for i, some in files.items()}
+                done += project.write(lambda: mark_deleted(model, gone, names, now))
     return done
 
 
@@ -79,8 +89,8 @@ def rows_of(model):
     return prepared(lambda ids: model.select().where(model.id.in_(ids)))
 
 
-def mark_deleted(model, gone, now):
-    """Note which rows' files are gone. Runs in the writer."""
+def mark_deleted(model, gone, names, now):
+    """Note which rows' files are gone, the small ones being forgotten. Runs in the writer."""
     rows = [row for row in rows_of(model)(list(gone))
             if row.file_delete_state in (F.READY, F.ERROR)]
     for row in rows:
@@ -90,6 +100,7 @@ def mark_deleted(model, gone, now):
             row.mod_time = now
     if model is Workunit:
         release_shared([row for row in rows if row.file_delete_state == F.DONE])
+    plugged("forget_files")[-1](names)
     save_all(rows)
     return len(rows)
 
@@ -151,7 +162,7 @@ def purgeable(wu, results):
 
 def purge(ids, now):
     """Archive workunits, one JSON line each, and remove their rows. Runs in the writer."""
-    lines, gone = [], []
+    lines, gone, small = [], [], []
     for wu, results in load(ids):
         if not purgeable(wu, results):
             continue
@@ -160,7 +171,9 @@ def purge(ids, now):
             {k: v for k, v in values_of(r).items() if k != "stderr_out"} for r in results]}
         lines.append(canonical_json(record) + "\n")
         gone.append(wu.id)
+        small += [f"upload/{file['name']}" for r in results for file in output_files(r)]
     if gone:
+        plugged("forget_files")[-1](small)  # that came late, or unasked for
         month = time.strftime("%Y-%m", time.gmtime(now))
         append_exactly(project.data / "archive" / f"workunits-{month}.jsonl.gz",
                        gzip.compress("".join(lines).encode(), mtime=now))

@@ -2,8 +2,9 @@
 
 waitress gives each request to one of many threads, which would ask the writer's thread in turn.
 That made three of four milliseconds of a scheduler request: the threads fight for the interpreter,
-which each step of SQLite lets go. So small scheduler requests are answered where they arrive, all
-that have come by then in one transaction, and their answers are sent when it is durable [D4].
+which each step of SQLite lets go. So small scheduler requests and uploads are answered where they
+arrive, all that have come by then in one transaction, and their answers are sent when it is durable
+[D4].
 
 waitress gives a request to the application when all of it has come. That is too late for an upload
 that is not wanted, and never for one whose connection breaks. So this looks at the address when the
@@ -50,7 +51,7 @@ class Server:
 
     def __init__(self, application, settings):
         self.sockets, self.requests, self.moved, self.stopping = {}, deque(), 0, False
-        self.at_once = frozenset(path for paths in plugged("at_once") for path in paths)
+        self.at_once = plugged("at_once")
         self.server = waitress.create_server(
             application, map=self.sockets, host=settings.host, port=settings.port,
             threads=16, ident=None, connection_limit=1000, channel_timeout=120,
@@ -117,9 +118,9 @@ class Server:
 
     def is_small(self, request):
         """Say whether a request is answered at once: no other one may wait long for it."""
-        return request.path in self.at_once and not request.error \
-            and request.body_bytes_received <= BODY_BYTES \
-            and "CONTENT_ENCODING" not in request.headers
+        return not request.error and request.body_bytes_received <= BODY_BYTES \
+            and "CONTENT_ENCODING" not in request.headers \
+            and any(at_once(request) for at_once in self.at_once)
 
     def work(self):
         """Do what waits for the writer, and answer the requests that have come."""

@@ -475,7 +475,7 @@ def is_reliable(host):
     """Say whether a host answers soon and has made few errors."""
     if not 0 < host.avg_turnaround <= settings.reliable_max_avg_turnaround:
         return False
-    row = Reputation.get_or_none(host=host.id)
+    row = reputations.first([host.id])
     return row is not None and row.error_rate <= settings.reliable_max_error_rate
 
 
@@ -490,6 +490,12 @@ def at_send(r, wu, host, offer, now):
                    f"average): {shorter} s instead of {wu.delay_bound}")
 
 
+@prepared
+def reputations(host_ids):
+    """Find what is known of hosts."""
+    return Reputation.select().where(Reputation.host.in_(host_ids))
+
+
 def at_commit(done, now):
     """Learn how reliable hosts are from the results that ended well or badly."""
     rates = {}
@@ -497,10 +503,10 @@ def at_commit(done, now):
             and rule.name in GOOD_ENDS + BAD_ENDS and row.host_id
             and row.exit_status != TOLD_TO_STOP]
     if ends:
-        rates = {row.host: row.error_rate for row in Reputation.select().where(
-            Reputation.host.in_({host_id for _, host_id in ends}))}
+        rates = {row.host: row.error_rate for row in reputations(
+            list({host_id for _, host_id in ends}))}
     for bad, host_id in ends:
         rate = rates.get(host_id, ERROR_RATE)
         rates[host_id] = rate + ERROR_WEIGHT * (bad - rate)
-    for row in rates.items():
-        db.execute_sql("REPLACE INTO reputation (host, error_rate) VALUES (?, ?)", row)
+    db.connection().executemany("REPLACE INTO reputation (host, error_rate) VALUES (?, ?)",
+                                rates.items())

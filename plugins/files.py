@@ -3,22 +3,47 @@
 A download never changes under its name, so it may be kept for ever. An output is taken only for a
 result that still may be reported; its pieces are appended to NAME.part, and the file gets its name
 when it is complete, its sum is right, and it would survive a power cut.
+
+Most inputs and outputs are small. As files each would cost two flushes of the disk, which is more
+than all else that is done for a workunit; so the small ones are kept in the store, and come and go
+with what else a transaction says of them [D13]. What is read may lie in either place.
 """
 
 import contextlib
 import hashlib
+import io
 import os
 import re
 import threading
 
 import bottle
+from peewee import BlobField, CharField, fn
 
 import minigrid
-from minigrid import (ClientError, ErrorMask, Outcome, Result, ServerState, file_path, output_files,
-                      project, settle)
+from minigrid import (ClientError, ErrorMask, Outcome, Record, ServerState, db, file_path,
+                      output_files, place_of, prepared, project, results_named, settle,
+                      store_file)
 
 PIECE = 1 << 16  # bytes read at once
+SMALL_BYTES = 1 << 14  # of a file that is kept in the store
+WHOLE = re.compile(r"bytes (?:0-(\d{1,6})/(\d{1,6})|\*/0)")  # a Content-Range, if both numbers fit
 uploading, uploading_lock = set(), threading.Lock()  # names: one uploader each, in all protocols
+
+
+class SmallFile(Record):
+    """A small input or output; its name is that of the folder where it else would be, and its own.
+
+    `download/NAME` or `upload/NAME`.
+    """
+
+    name = CharField(primary_key=True)
+    content = BlobField()
+
+    class Meta:
+        without_rowid = True
+
+
+TABLES = (SmallFile,)
 
 
 def routes(app, clock):
@@ -26,7 +51,7 @@ def routes(app, clock):
 
     @app.get("/download/<name>")
     def _(name):
-        return send_file(file_path("download", name))
+        return send_file("download", name)
 
     @app.get("/upload/<name>")
     def _(name):
@@ -38,14 +63,93 @@ def routes(app, clock):
         return upload(name, bottle.request, clock())
 
 
-def send_file(path):
+def at_once(request):
+    """Say whether a request is about a small output, so that no thread of its own need flush it."""
+    if not request.path.startswith("/upload/") or request.body_bytes_received > SMALL_BYTES:
+        return False
+    piece = WHOLE.fullmatch(request.headers.get("CONTENT_RANGE", "bytes */0"))
+    return piece is not None and (not piece[1] or int(piece[1]) + 1 == int(piece[2]))
+
+
+def send_file(folder, name):
     """Send a file with Range and ETag; its content never changes under its name [WIRE 9]."""
-    answer = bottle.static_file(path.name, str(path.parent), mimetype="application/octet-stream")
+    place = file_path(folder, name)
+    found = small_file.first(f"{folder}/{name}")
+    answer = send_bytes(found[0]) if found else bottle.static_file(
+        place.name, str(place.parent), mimetype="application/octet-stream")
     if answer.status_code == 404:
-        raise ClientError(f"there is no file {path.name} here (any more)", 404)
+        raise ClientError(f"there is no file {name} here (any more)", 404)
     if answer.status_code < 400:
         answer.set_header("Cache-Control", "public, max-age=31536000, immutable")
     return answer
+
+
+def send_bytes(content):
+    """Send a small file as bottle sends others."""
+    asked, tag = bottle.request.environ, f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes", "ETag": tag}
+    if asked.get("HTTP_IF_NONE_MATCH", "") == tag:
+        return bottle.HTTPResponse(status=304, **headers)
+    if "HTTP_RANGE" in asked:
+        ranges = list(bottle.parse_range_header(asked["HTTP_RANGE"], len(content)))
+        if not ranges:
+            return bottle.HTTPError(416, "Requested Range Not Satisfiable")
+        start, end = ranges[0]
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
+        return bottle.HTTPResponse(content[start:end], 206, **headers)
+    return bottle.HTTPResponse(content, **headers)
+
+
+# ---- Inputs and outputs, small and large -------------------------------------
+
+
+@prepared
+def small_file(name):
+    """Find the content of a small file."""
+    return SmallFile.select(SmallFile.content).where(SmallFile.name == name).tuples()
+
+
+@prepared
+def small_size(name):
+    """Find the size of a small file in bytes."""
+    return SmallFile.select(fn.LENGTH(SmallFile.content)).where(SmallFile.name == name).tuples()
+
+
+@prepared
+def small_among(names):
+    """Find which of some files are small ones."""
+    return SmallFile.select(SmallFile.name).where(SmallFile.name.in_(names)).tuples()
+
+
+def keep_file(folder, name, content):
+    """Keep an input or output, in the store if it is small. Runs in the writer."""
+    if len(content) > SMALL_BYTES:
+        return store_file(folder, name, content)
+    db.connection().execute("INSERT OR REPLACE INTO small_file (name, content) VALUES (?, ?)",
+                            (f"{folder}/{name}", content))
+
+
+def file_content(folder, name, nbytes=-1):
+    """Return an input or output, or its first bytes. Raises OSError, as of a file."""
+    found = small_file.first(f"{folder}/{name}")
+    if found:
+        return found[0][:nbytes] if nbytes >= 0 else found[0]
+    with open(place_of(folder, name), "rb") as file:
+        return file.read(nbytes)
+
+
+def file_size(folder, name):
+    """Return how many bytes an input or output has; None if there is none. Raises OSError."""
+    found = small_size.first(f"{folder}/{name}")
+    if found:
+        return found[0]
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(place_of(folder, name)).st_size
+
+
+def forget_files(names):
+    """Delete small files, `folder/name`; none need be there. Runs in the writer."""
+    db.connection().executemany("DELETE FROM small_file WHERE name = ?", [(n,) for n in names])
 
 
 # ---- Outputs, whatever the protocol ------------------------------------------
@@ -62,16 +166,18 @@ def uploaded(name):
     Raises ClientError for a name that is none.
     """
     path = file_path("upload", name)
-    for place in (path, part_of(path)):
-        with contextlib.suppress(FileNotFoundError):
-            return place.stat().st_size, place == path
+    nbytes = file_size("upload", name)
+    if nbytes is not None:
+        return nbytes, True
+    with contextlib.suppress(FileNotFoundError):
+        return part_of(path).stat().st_size, False
     return 0, False
 
 
 def result_of_upload(name):
     """Return the result whose output has this name. Raises ClientError (404) if there is none."""
     stem = name[:-4] if name.endswith("_out") else ""
-    result = Result.get_or_none(name=stem) if stem and "\0" not in stem else None
+    result = results_named.first([stem]) if stem and "\0" not in stem else None
     if result is None or all(file["name"] != name for file in output_files(result)):
         raise ClientError(f"{name[:256]} belongs to no result of this project (any more)", 404)
     return result
@@ -94,15 +200,17 @@ def upload_limit(result):
     return int(min(result.workunit.rsc_disk_bound, project.settings.upload_bytes_max))
 
 
-def store_upload(result, name, start, total, stream, nbytes, now, check):
+def store_upload(result, name, start, total, stream, nbytes, now, kind, wanted):
     """Store up to nbytes of a stream at byte `start` of an output of `total` bytes.
 
-    Returns how many bytes are there now; `total` means that it is complete, that `check(path)` has
-    found its sum right, and that it would survive a power cut. If the sum is wrong all is dropped:
-    None, else no repetition would ever help. What came of a stream that ends early is kept.
+    `wanted` is its sum of a `kind` of file_sum(), or empty. Returns how many bytes are there now;
+    `total` means that it is complete, that its sum is right, and that it would survive a power cut.
+    If the sum is wrong all is dropped: None, else no repetition would ever help. What came of a
+    stream that ends early is kept.
 
     Raises ClientError: 413 if it is too large; 409 if it is being uploaded already or bytes are
-    missing before `start` (`nbytes`: where to go on); 507 if the disk does not take it.
+    missing before `start` (`nbytes`: where to go on); 507 if the disk does not take it. Raises
+    StoreError if the store does not.
     """
     limit = upload_limit(result)
     if total > limit:
@@ -110,22 +218,72 @@ def store_upload(result, name, start, total, stream, nbytes, now, check):
     path = file_path("upload", name)
     with only_uploader(name):
         try:
-            if path.exists() and path.stat().st_size == total and check(path):
-                return total  # Sent again after a lost answer.
+            if is_complete(name, total, kind, wanted):
+                return total
+            if start == 0 and total <= min(nbytes, SMALL_BYTES):
+                content = read_fully(stream, total)
+                if len(content) == total:
+                    return store_small(result, name, content, kind, wanted)
+                stream = io.BytesIO(content)  # It has ended early.
             there = append_piece(part_of(path), start, min(nbytes, total - start), stream)
             if there == total:
-                if not check(part_of(path)):
+                if wanted and file_sum(part_of(path), kind) != wanted:
                     return part_of(path).unlink()
-                # Slowly sent, it must not take the place of what was judged meanwhile.
-                if why := unwanted(Result.get_by_id(result.id)):
-                    part_of(path).unlink()
-                    raise ClientError(f"{name} {why}", 403)
+                project.write(lambda: make_way(result, name))
                 settle(part_of(path), path)
             return there
         except OSError as error:
             minigrid.remember(now, f"cannot store the upload {name}: {error.strerror}")
             raise ClientError(f"the server cannot store {name}: {error.strerror}; try again later",
                               507) from None
+
+
+def store_small(result, name, content, kind, wanted):
+    """Store a whole small output; return its size, None if its sum is wrong."""
+    right = not wanted or hashlib.new(kind, content).hexdigest() == wanted
+
+    def keep():
+        still_wanted(result, name)
+        keep_file("upload", name, content)
+
+    if right:
+        project.write(keep)
+    place = place_of("upload", name)
+    for old in (f"{place}.part", place) if right else (f"{place}.part",):  # of an attempt before
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(old)
+    return len(content) if right else None
+
+
+def make_way(result, name):
+    """Forget a small output in whose place a large one comes. Runs in the writer."""
+    path = file_path("upload", name)
+    try:
+        still_wanted(result, name)
+    except ClientError:
+        part_of(path).unlink()
+        raise
+    forget_files([f"upload/{name}"])
+
+
+def still_wanted(result, name):
+    """Hold that an output is wanted, now. Raises ClientError (403).
+
+    Slowly sent, it must not take the place of what was judged meanwhile.
+    """
+    row = results_named.first([result.name])
+    why = unwanted(row) if row else "belongs to no result of this project (any more)"
+    if why:
+        raise ClientError(f"{name} {why}", 403)
+
+
+def is_complete(name, total, kind, wanted):
+    """Say whether an output is here, as it is sent once more after a lost answer."""
+    if file_size("upload", name) != total:
+        return False
+    found = small_file.first(f"upload/{name}")
+    return not wanted or wanted == (hashlib.new(kind, found[0]).hexdigest() if found
+                                    else file_sum(place_of("upload", name), kind))
 
 
 @contextlib.contextmanager
@@ -161,6 +319,15 @@ def append_piece(part, start, nbytes, stream):
         return file.tell()
 
 
+def read_fully(stream, nbytes):
+    """Read n bytes, fewer only if the stream ends."""
+    pieces = []
+    while nbytes > 0 and (piece := stream.read(nbytes)):
+        pieces.append(piece)
+        nbytes -= len(piece)
+    return b"".join(pieces)
+
+
 def file_sum(path, kind):
     """Return the checksum of a file in hexadecimal; `kind` is "md5" or "sha256"."""
     found = hashlib.new(kind)
@@ -186,8 +353,7 @@ def upload(name, request, now):
     wanted = (header(request, "X-Sha256") or "").lower()
     nbytes = store_upload(
         result, name, start, total, request.environ["wsgi.input"],  # .body would copy it once more
-        max(request.content_length, 0), now,
-        lambda path: not wanted or file_sum(path, "sha256") == wanted)
+        max(request.content_length, 0), now, "sha256", wanted)
     if nbytes is None:
         raise ClientError("the file was damaged on its way; send it again", 409, nbytes=0)
     return {"nbytes": nbytes, "complete": nbytes == total}

@@ -65,13 +65,14 @@ def ask_for_work(application, number, n):
 
 
 def store_inputs(application, number, batch):
-    """Write the inputs of a batch: before its rows, and not in the writer, where all would wait.
+    """Write the large inputs of a batch: before its rows, not in the writer, where all would wait.
 
     What is not used then, since its numbers are not right, is written again with the next attempt.
     """
-    if batch:
-        store_files("download", {f"{application.name}_{number + k}_in": given["input"]
-                                 for k, given in enumerate(batch)})
+    large = {f"{application.name}_{number + k}_in": given["input"]
+             for k, given in enumerate(batch) if len(given["input"]) > plugged("SMALL_BYTES")[-1]}
+    if large:
+        store_files("download", large)
 
 
 def generate(application, number, batch, now):
@@ -93,7 +94,7 @@ def generate(application, number, batch, now):
 def add_work(application, number, given, now, stored=False):
     """Make one workunit with its input file and first results; return it [S2-02].
 
-    `given` is what the hook workunit(number) returned; `stored`: its input is written already.
+    `given` is what the hook workunit(number) returned; `stored`: a large input is written already.
     Raises PluginError if its numbers are not right. Runs in the writer. The name is made from the
     number, so that no crash can make a workunit twice.
     """
@@ -114,8 +115,8 @@ def add_work(application, number, given, now, stored=False):
         raise PluginError(f"{application.path}: workunit({number}): {error}") from None
     credit = numbers.pop("credit", numbers["rsc_fpops_est"] / 1e8)
     name = f"{application.name}_{number}"
-    if not stored:
-        store_file("download", f"{name}_in", content)
+    if not stored or len(content) <= plugged("SMALL_BYTES")[-1]:
+        plugged("keep_file")[-1]("download", f"{name}_in", content)
     shared = [share_file(application, open_name, data) for open_name, data in files.items()]
     wu = Workunit(app=application.id, name=name, number=number, create_time=now, mod_time=now,
                   input_files=[file_entry(f"{name}_in", content)] + shared,

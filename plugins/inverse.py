@@ -18,9 +18,8 @@ from types import SimpleNamespace
 from peewee import SQL, BigIntegerField, BooleanField, ForeignKeyField, JOIN
 
 from minigrid import (CANCEL, CHUNK, CHUNKS_MAX, RULES, ErrorMask, Record, Result, ValidateState,
-                      Verdict, Workunit, apps, candidates, change, explain, file_entry, file_path,
-                      fire, output_files, plugged, prepared, project, put_off, save_all, store_file,
-                      transition)
+                      Verdict, Workunit, apps, candidates, change, explain, file_entry, fire,
+                      output_files, plugged, prepared, project, put_off, save_all, transition)
 
 HOOKS = {"invert": ("output", "?", "progress", "checkpoint", "trickle"),
          "same": ("input", "recovered")}
@@ -208,7 +207,7 @@ def first_answer(wu, check, asking, answers, verdict):
     """Note in a verdict what the first answer says of the checked result [S3-32]."""
     (agree,), rid = plugged("agree"), min(answers)
     file = check.workunit.input_files[0]["name"]
-    told = asking.hooks["parse"](file_path("download", file).read_bytes())
+    told = asking.hooks["parse"](plugged("file_content")[-1]("download", file))
     says = agree(asking, told, answers[rid])
     if says is None:
         verdict.unsure.add(rid)
@@ -421,7 +420,7 @@ def due_checks(now):
 def content_of(check):
     """Return the output that is to be checked; None if it is gone, as the judge will find, too."""
     try:
-        return file_path("upload", output_files(check.result)[0]["name"]).read_bytes()
+        return plugged("file_content")[-1]("upload", output_files(check.result)[0]["name"])
     except FileNotFoundError:
         return None
 
@@ -457,7 +456,7 @@ def ask_validator(wu_id, now):
 def ask(check, wu, content, now):
     """Make the workunit that puts a check's question to another node [S3-30 S3-31]."""
     name = f"{inverse(wu.app_id).name}_check_{project.rng.getrandbits(48):012x}"
-    store_file("download", f"{name}_in", content)
+    plugged("keep_file")[-1]("download", f"{name}_in", content)
     kept = {key: getattr(wu, key) for key in (
         "app", "delay_bound", "max_total_results", "max_success_results",
         "rsc_fpops_est", "rsc_fpops_bound", "rsc_memory_bound", "rsc_disk_bound", "complexity",

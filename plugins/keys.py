@@ -405,7 +405,7 @@ class Keys:
         self._reported = set()  # troubles that were logged once
         self._lines = {}  # digest -> signatures that the file has for it, good or bad
         self._good = {}  # digest -> signature text, verified
-        self._stamp = self._lines_stamp = None
+        self._stamp = self._lines_stamp = self._looked = None
         self._steady = False
         self._load()
         secret = read_file(folder / SECRET, private=True) if scheme.secret else None
@@ -448,6 +448,10 @@ class Keys:
         """Take up what has changed in the folder, and keep what we have if it is no good."""
         if self._steady:
             return
+        if project.write.working is threading.current_thread():
+            if self._looked is project.write.done:
+                return  # Once for all requests of a transaction: it costs more than to sign.
+            self._looked = project.write.done
         if self._stamp != list(map(stamp_of, self._files)):
             try:
                 self._load()

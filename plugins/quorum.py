@@ -7,7 +7,7 @@ rules that follow. An application chooses its policy by `validation = "quorum"`,
 import contextlib
 import os
 
-from minigrid import Verdict, candidates, output_files, place_of
+from minigrid import Verdict, candidates, output_files, place_of, plugged
 
 
 def judge(wu, results, application):
@@ -32,15 +32,13 @@ def judge(wu, results, application):
 
 def read_answer(r, application, answers, verdict):
     """Read and parse one output into `answers`, or note in the verdict why not [S4-48]."""
-    path = place_of("upload", output_files(r)[0]["name"])
+    name = output_files(r)[0]["name"]
     try:
-        with open(path, "rb") as file:
-            content = file.read()
-        answers[r.id] = application.hooks["parse"](content)
+        answers[r.id] = application.hooks["parse"](plugged("file_content")[-1]("upload", name))
     except (ValueError, RecursionError):
         verdict.unreadable.add(r.id)
     except FileNotFoundError:  # Reported as uploaded, and is not here [WIRE 17.7, D13].
-        (verdict.unreadable if os.path.exists(os.path.dirname(path))
+        (verdict.unreadable if os.path.exists(os.path.dirname(place_of("upload", name)))
          else verdict.unsure).add(r.id)
     except OSError:
         verdict.unsure.add(r.id)

@@ -24,8 +24,8 @@ from peewee import (SQL, BigIntegerField, BooleanField, CompositeKey, FloatField
 
 from minigrid import (CHUNK, IN_PROGRESS, NEVER, NOT_NOW, RULES, UNSENT, App, AssimilateState,
                       ClientError, Host, Meta, Outcome, Record, Result, Rule,
-                      ServerState, ValidateState, Workunit, apps, db, explain, file_path, fire,
-                      load, output_files, plugged, prepared, project, rule)
+                      ServerState, ValidateState, Workunit, apps, db, explain, fire, load,
+                      output_files, plugged, prepared, project, rule)
 
 XCOM = ("xcom1", "xcom2", "xcom3")
 DISPATCHES = ("boinc", *XCOM)
@@ -330,7 +330,7 @@ def input_size(wu):
 def output_size(r):
     """Return the bytes of a result's output, 0 where there is none."""
     try:
-        return file_path("upload", output_files(r)[0]["name"]).stat().st_size
+        return plugged("file_size")[-1]("upload", output_files(r)[0]["name"]) or 0
     except OSError:
         return 0  # The validator will see to that.
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 from peewee import BigIntegerField, CharField, ForeignKeyField, TextField, fn
 
-from minigrid import (Host, PluginError, Record, Result, Workunit, apps, project, remember,
-                      working)
+from minigrid import (Host, PluginError, Record, Result, Workunit, apps, prepared, project,
+                      remember, working)
 
 TEXT_MAX = 1 << 16  # characters of one message
 WAITING_MAX = 1000  # messages of one host that may wait for the application before it must
@@ -61,9 +61,7 @@ def give(running, host):
 
     A job that is not named as running would lose them [WIRE 13].
     """
-    waiting = (MsgToHost.select(MsgToHost.id, Result.name).join(Result)
-               .where(MsgToHost.host == host).order_by(MsgToHost.id).tuples())
-    ids = [n for n, name in waiting if name in running][:AT_ONCE]
+    ids = [n for n, name in waiting_for(host.id) if name in running][:AT_ONCE]
     if not ids:
         return []
     chosen = MsgToHost.id.in_(ids)
@@ -72,6 +70,13 @@ def give(running, host):
     down = [{"result": name, "time": at, "text": text} for name, at, text in rows]
     MsgToHost.delete().where(chosen).execute()
     return down
+
+
+@prepared
+def waiting_for(host_id):
+    """Find the messages that wait for a host, and for which of its jobs they are."""
+    return (MsgToHost.select(MsgToHost.id, Result.name).join(Result)
+            .where(MsgToHost.host == host_id).order_by(MsgToHost.id).tuples())
 
 
 def take(trickles, host, now):

@@ -10,8 +10,8 @@ from peewee import fn
 
 import minigrid
 from minigrid import FileDeleteState as F
-from minigrid import (AssimilateState, ErrorMask, Outcome, Result, Workunit, db, file_path, load,
-                      log, output_files, prepared, project)
+from minigrid import (AssimilateState, ErrorMask, Outcome, Result, Workunit, db, load, log,
+                      output_files, plugged, prepared, project)
 
 NEVER = minigrid.NEVER
 
@@ -55,6 +55,12 @@ INVARIANTS = {
         "SELECT r.name FROM result r JOIN workunit w ON w.id = r.workunit_id "
         "WHERE r.server_state = 4 AND w.assimilate_state != 1 AND w.transition_time > "
         "max(r.report_deadline, (SELECT max(rpc_time) FROM host))",  # or due since a request
+    "a small output that belongs to no result":
+        "SELECT name FROM small_file WHERE name LIKE 'upload/%' AND NOT EXISTS (SELECT 1 FROM "
+        "result WHERE result.name = substr(small_file.name, 8, length(small_file.name) - 11))",
+    "a small input that belongs to no workunit":
+        "SELECT name FROM small_file WHERE name LIKE 'download/%' AND NOT EXISTS (SELECT 1 FROM "
+        "workunit WHERE workunit.name = substr(small_file.name, 10, length(small_file.name) - 12))",
 }
 
 
@@ -81,11 +87,11 @@ def violations():
 
 def file_violations():
     """Return which files are missing though they are needed, or there though deleted."""
-    found = []
+    found, (size_of,) = [], plugged("file_size")
     for wu in Workunit.select(Workunit.name, Workunit.input_files, Workunit.file_delete_state) \
             .where(Workunit.file_delete_state.in_([F.INIT, F.DONE])).iterator():
         for file in wu.input_files:
-            there = file_path("download", file["name"]).exists()
+            there = size_of("download", file["name"]) is not None
             if there != (wu.file_delete_state == F.INIT) and not file.get("no_delete") \
                     and not (there and file.get("sticky")):  # Others may share it.
                 found.append(f"input {file['name']} is {'there' if there else 'missing'}")
@@ -94,7 +100,7 @@ def file_violations():
         (Result.file_delete_state == F.DONE))
     for r in query.iterator():
         for file in output_files(r):
-            there = file_path("upload", file["name"]).exists()
+            there = size_of("upload", file["name"]) is not None
             if there == (r.file_delete_state == F.DONE):
                 found.append(f"output {file['name']} is {'there' if there else 'missing'}")
     return found[:20]

@@ -71,7 +71,7 @@ try:
 except ImportError:  # Some Pythons are built without it.
     ssl = None
 
-VERSION = "minigrid 0.5.0"
+VERSION = "minigrid 0.6.0"
 
 # ---- 1. Clock and randomness -------------------------------------------------
 

@@ -55,6 +55,19 @@ def grid(folder, no_fsync):
 
 
 @pytest.fixture
+def on_disk(plugins, monkeypatch):
+    """However small they are, inputs and outputs are files."""
+    monkeypatch.setattr(sys.modules["minigrid_plugin_files"], "SMALL_BYTES", -1)
+
+
+@pytest.fixture(params=["in the store", "on disk"])
+def either(request):
+    """Once with inputs and outputs in the store, once as files."""
+    if request.param == "on disk":
+        request.getfixturevalue("on_disk")
+
+
+@pytest.fixture
 def fired(monkeypatch):
     """The rules that fire during a test of pure functions, as names; settings are the defaults."""
     monkeypatch.setattr(minigrid.project, "settings", minigrid.Settings())

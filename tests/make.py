@@ -195,8 +195,13 @@ def dump():
 
 
 def output(name):
-    """Where the output of a result lies."""
+    """Where the output of a result lies, if it is none of the small ones."""
     return m.file_path("upload", f"{name}_out")
+
+
+def kept(folder, name):
+    """The bytes of an input or output, wherever it lies."""
+    return m.plugged("file_content")[-1](folder, name)
 
 
 # ---- Clients -------------------------------------------------------------------

@@ -482,12 +482,11 @@ def test_what_was_sent_is_not_taken_twice(world):
     """An output after its report, the same or another; a report; a request as it was."""
     anna = world.anna
     reported, held = anna.jobs[3], anna.jobs[2]
-    path = m.file_path("upload", f"{reported}_out")
-    kept = path.read_bytes()
+    kept = make.kept("upload", f"{reported}_out")
     for content in (kept, b"[9, 9, 9]"):
         raw = f"PUT /upload/{reported}_out HTTP/1.1\r\nAuthorization: Bearer {anna.key}\r\n" \
               f"Content-Length: {len(content)}\r\n\r\n".encode() + content
-        assert check(world, raw) == [403] and path.read_bytes() == kept
+        assert check(world, raw) == [403] and make.kept("upload", f"{reported}_out") == kept
     asked = json.dumps({"authenticator": anna.key, "hostid": anna.hostid, "rpc_seqno": 1,
                         "host_cpid": "anna", "other_results": [held], "reports": [
                             dict(name=reported, client_state=3, exit_status=1)]})

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import make
 import pytest
-from make import (DAY, NOW, RETRY, Client, add, answered, copies, dump, output, restart, result,
-                  settings, states, units)
+from make import (DAY, NOW, RETRY, Client, add, answered, copies, dump, kept, output, restart,
+                  result, settings, states, units)
 
 import minigrid as m
 
@@ -86,12 +86,12 @@ def test_workunits_are_made_with_their_input(grid, folder):
     assert (unit.name, unit.number, unit.create_time) == ("app_2", 2, NOW)
     assert (unit.delay_bound, unit.priority, unit.canonical_credit) == (77, 3, 5)
     assert (unit.min_quorum, unit.target_nresults, unit.error_mask) == (2, 2, 0)
-    assert m.file_path("download", "app_2_in").read_bytes() == b"2"
+    assert kept("download", "app_2_in") == b"2"
     assert states(copies(workunit=unit), "name") == ["app_2_0", "app_2_1"]
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_inputs_are_written_before_the_writer_is_held(threads, grid, folder, monkeypatch):
+def test_inputs_are_written_before_the_writer_is_held(threads, grid, folder, monkeypatch, on_disk):
     """The disk may be slow; a report that waits for it would wait for fifty files [D4]."""
     serve(folder, 50, app=ENDLESS)
     generator, held = sys.modules["minigrid_plugin_generator"], []
@@ -108,7 +108,7 @@ def test_inputs_are_written_before_the_writer_is_held(threads, grid, folder, mon
     assert not list((grid.data / "download").glob("*/*.new"))
 
 
-def test_without_its_input_no_workunit_is_made(grid, folder, monkeypatch):
+def test_without_its_input_no_workunit_is_made(grid, folder, monkeypatch, on_disk):
     """A full disk, for one: nothing is stored, and the next pass begins at the same number."""
     serve(folder, 4, app=ENDLESS)
     with monkeypatch.context() as patch:
@@ -506,7 +506,7 @@ def gone(name):
     return m.file_path("download", f"{name}_in"), output(f"{name}_0"), output(f"{name}_1")
 
 
-def test_a_file_that_is_gone_counts_as_deleted(grid):
+def test_a_file_that_is_gone_counts_as_deleted(grid, on_disk):
     """F1."""
     for path in gone("near_0"):
         path.unlink()
@@ -515,7 +515,7 @@ def test_a_file_that_is_gone_counts_as_deleted(grid):
     assert states(copies(), "file_delete_state") == [F.DONE, F.DONE]
 
 
-def test_what_cannot_be_deleted_is_tried_every_hour(grid):
+def test_what_cannot_be_deleted_is_tried_every_hour(grid, on_disk):
     """F2, F3, P1: and the workunit stays until then."""
     settings(purge_delay=100)
     stuck, lost, fine = gone("near_0")
@@ -536,7 +536,7 @@ def test_what_cannot_be_deleted_is_tried_every_hour(grid):
     assert units() == []
 
 
-def test_what_stays_undeleted_is_told_once(grid):
+def test_what_stays_undeleted_is_told_once(grid, on_disk):
     """C16: the second hour finds what the first one found."""
     stuck, *_ = gone("near_0")
     stuck.unlink()
@@ -578,13 +578,13 @@ def test_files_wait_for_the_delay(grid):
     assert units()[0].file_delete_state == F.DONE
 
 
-def test_no_delete(grid):
+def test_no_delete(grid, either):
     answered("5", "5")
     files = [dict(units()[0].input_files[0], no_delete=True)]
     m.Workunit.update(input_files=files).execute()
     passes(NOW + 1, NOW + 2)
     assert units()[0].file_delete_state == F.DONE
-    assert m.file_path("download", "near_0_in").exists()
+    assert kept("download", "near_0_in")
 
 
 # ---- Purge ---------------------------------------------------------------------
@@ -636,6 +636,33 @@ def test_purge_waits_and_keeps_a_line(grid):
     assert (kept["name"], kept["purge_time"], kept["error_mask"]) == ("near_0", NOW + 1000, 1)
     assert [r["name"] for r in kept["results"]] == ["near_0_0", "near_0_1"]
     assert (units(), copies(), stray.exists()) == ([], [], False)
+
+
+def test_small_outputs_that_came_late_go_with_their_rows(grid):
+    """P2: deleted once, or never to be deleted; nothing would ever look for them again."""
+    settings(purge_delay=1000)
+    finished(file_delete_state=F.DONE)
+    for name in ("near_0_0", "near_0_1", "near_1_0"):
+        m.project.write(lambda: m.plugged("keep_file")[-1]("upload", f"{name}_out", b"late"))
+    passes(NOW + 1000)
+    small = [name for name, in m.db.execute_sql("SELECT name FROM small_file ORDER BY name")]
+    assert units() == [] and small == ["download/near_0_in", "upload/near_1_0_out"]
+    m.db.execute_sql("DELETE FROM small_file")
+
+
+def test_small_files_go_when_they_are_deleted(grid):
+    """S4-13: with the row that says so, whatever else lies in the folders."""
+    answered("5", "5")
+    output("near_0_0").unlink()
+    m.project.write(lambda: m.plugged("keep_file")[-1]("upload", "near_0_0_out", b"5"))
+    passes(NOW + 1)
+    assert [line["answer"][0] for line in lines()] == [5]
+    assert {name for name, in m.db.execute_sql("SELECT name FROM small_file")} == {
+        "download/near_0_in", "upload/near_0_0_out"}
+    passes(NOW + 2)
+    assert states(copies(), "file_delete_state") == [F.DONE, F.DONE]
+    assert units()[0].file_delete_state == F.DONE and not output("near_0_1").exists()
+    assert m.db.execute_sql("SELECT count(*) FROM small_file").fetchone() == (0,)
 
 
 def test_the_archive_grows_by_whole_lines(grid):

@@ -19,7 +19,11 @@ cpid_of = scheduler.cpid_of
 start_files = shipped.start_files
 early_answer = uploads.early_answer
 keeps_beginnings = uploads.ADDRESS.fullmatch
-at_once = (scheduler_path,)
+
+
+def at_once(request):
+    """Say whether a request has no need of a thread of its own."""
+    return request.path == scheduler_path or uploads.at_once(request)
 
 
 def routes(app, clock):

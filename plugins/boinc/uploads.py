@@ -13,7 +13,7 @@ from collections import Counter
 
 import bottle
 
-from minigrid import ClientError, ServerState, plugged
+from minigrid import ClientError, ServerState, StoreError, plugged
 
 from . import reader
 
@@ -48,7 +48,7 @@ def answer(stream, length, named, now):
 
     `named` is the file that the address names, empty if it names none.
     """
-    head = read_fully(stream, min(length, HEAD_BYTES))
+    head = plugged("read_fully")[-1](stream, min(length, HEAD_BYTES))
     try:
         asked = read_head(head, named)
         result = wanted(asked.name)
@@ -61,6 +61,8 @@ def answer(stream, length, named, now):
         return reply(TAKEN)
     except ClientError as error:
         return refusal(error)
+    except StoreError as error:
+        return reply(TRANSIENT, str(error))
 
 
 def early_answer(method, path, length, head):
@@ -83,6 +85,21 @@ def early_answer(method, path, length, head):
         return None if wanted(named, length - HEAD_BYTES) else reply(TAKEN)
     except ClientError as error:
         return refusal(error)
+
+
+def at_once(request):
+    """Say whether a request, as waitress knows it, is quickly answered: no large file, no piece."""
+    if not ADDRESS.fullmatch(request.path):
+        return False
+    stream = request.get_body_stream()
+    head = stream.read(HEAD_BYTES)
+    stream.seek(0)  # It is read again by whoever answers.
+    try:
+        asked = reader.read_upload(head)
+    except ClientError:
+        return True
+    return asked.kind != "upload" or asked.offset == 0 \
+        and asked.nbytes <= plugged("SMALL_BYTES")[-1]
 
 
 # ---- What is decided ---------------------------------------------------------
@@ -152,8 +169,7 @@ def take(result, asked, stream, nbytes, now):
     """
     name = asked.name
     stored = plugged("store_upload")[-1](
-        result, name, asked.offset, asked.nbytes, stream, nbytes, now,
-        lambda path: plugged("file_sum")[-1](path, "md5") == asked.md5)
+        result, name, asked.offset, asked.nbytes, stream, nbytes, now, "md5", asked.md5)
     if stored is None:
         damaged[name] += 1
         raise ClientError(f"{name} was damaged on its way",
@@ -172,15 +188,6 @@ class Rest:
     def read(self, nbytes):
         piece, self.begun = self.begun[:nbytes], self.begun[nbytes:]
         return piece or self.stream.read(nbytes)
-
-
-def read_fully(stream, nbytes):
-    """Read n bytes, fewer only if the stream ends."""
-    pieces = []
-    while nbytes > 0 and (piece := stream.read(nbytes)):
-        pieces.append(piece)
-        nbytes -= len(piece)
-    return b"".join(pieces)
 
 
 def refusal(error):

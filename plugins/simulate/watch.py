@@ -7,7 +7,7 @@ end.
 
 from collections import Counter, namedtuple
 
-from minigrid import NEVER, Firing, Result, Rule, db, file_path, plugged, run_pass
+from minigrid import NEVER, Firing, Result, Rule, db, plugged, run_pass
 
 START = 1_579_248_000  # the first second of every world, in the past: no file looks old in it
 FILES_OF = 8  # files are looked at for one workunit of so many
@@ -114,7 +114,7 @@ class Watch:
 
     def file(self, folder, name, wanted):
         """Hold that a file is there, or is not."""
-        if file_path(folder, name).exists() != wanted:
+        if (plugged("file_size")[-1](folder, name) is not None) != wanted:
             self.broken(f"file {name} is {'missing' if wanted else 'still there'} [S4-32 S4-62]")
 
     def purged(self, unit, copies):

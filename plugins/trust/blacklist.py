@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from peewee import SQL, BigIntegerField, CharField, FloatField, IntegerField, TextField
 
 from minigrid import (IN_PROGRESS, ClientError, Host, Outcome, Record, Result, ServerState,
-                      ValidateState, Workunit, canonical_json, db, explain, file_path, fire,
-                      output_files, prepared, rule, setting)
+                      ValidateState, Workunit, canonical_json, db, explain, fire, output_files,
+                      plugged, prepared, rule, setting)
 
 OPEN = SQL("ended = 0")
 NO_WORK, REFUSED = 1, 2  # the levels [C36]
@@ -446,8 +446,7 @@ def in_a_row(host_id, app_id):
 def said(r):
     """Return how a wrong output begins, as text."""
     try:
-        with open(file_path("upload", output_files(r)[0]["name"]), "rb") as file:
-            text = file.read(SAID_BYTES + 1)
+        text = plugged("file_content")[-1]("upload", output_files(r)[0]["name"], SAID_BYTES + 1)
     except OSError:
         return ""
     shown = re.sub(r"[^ -~]", "?", text[:SAID_BYTES].decode("ascii", "replace"))

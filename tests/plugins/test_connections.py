@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import hashlib
 import json
 import re
 import socket
@@ -15,6 +16,19 @@ import minigrid as m
 
 NOW = 1_800_000_000
 PATIENCE = 60  # seconds until something that does not end is a failure
+HEADER = """<data_server_request>
+<file_upload>
+<file_info>
+<name>{name}</name>
+<xml_signature>
+{signature}</xml_signature>
+<max_nbytes>{max_nbytes}</max_nbytes>
+</file_info>
+<nbytes>{nbytes}</nbytes>
+<md5_cksum>{md5}</md5_cksum>
+<offset>{offset}</offset>
+<data>
+"""
 APP = '''"""echo: i for i."""
 
 
@@ -64,10 +78,10 @@ class Volunteer:
         self.send("/register", {"nickname": name})
         self.key = self.answer()[1]["authenticator"]
 
-    def send(self, path, body, **headers):
+    def send(self, path, body, method="POST", **headers):
         """Send a request; a dict is sent as JSON."""
         body = json.dumps(body).encode() if isinstance(body, dict) else body
-        lines = [f"POST {path} HTTP/1.1", "Host: here", f"Content-Length: {len(body)}",
+        lines = [f"{method} {path} HTTP/1.1", "Host: here", f"Content-Length: {len(body)}",
                  *(f"{name.replace('_', '-')}: {text}" for name, text in headers.items())]
         self.connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
 
@@ -75,6 +89,17 @@ class Volunteer:
         """Ask for a job."""
         self.send("/scheduler", {"authenticator": self.key, "host_cpid": self.key,
                                  "work_req_seconds": 1, **more})
+
+    def job(self):
+        """Ask for a job; return it."""
+        self.ask()
+        (job,) = self.answer()[1]["assignments"]
+        return job
+
+    def upload(self, job, content, **headers):
+        """Send an output."""
+        self.send(f"/upload/{job['output']['name']}", content, "PUT",
+                  Authorization=f"Bearer {self.key}", **headers)
 
     def answer(self):
         """Return the status and the body of the next answer."""
@@ -151,6 +176,83 @@ def test_large_and_packed_requests_have_threads_of_their_own(server):
             volunteer.ask(padding="x" * (70_000 * (kind == "large")))
             assert volunteer.answer()[0] == 200
         assert [name == "http" for name in server.threads] == [kind == "small"], kind
+
+
+FULL = b"x" * (1 << 14)  # the largest small output
+OUTPUTS = {  # content, Content-Range: status, is it answered in the thread of the network?
+    "whole": (b"123", "bytes 0-2/3", 200, True),
+    "without a range": (b"123", None, 200, True),
+    "empty": (b"", "bytes */0", 200, True),
+    "the largest": (FULL, f"bytes 0-{len(FULL) - 1}/{len(FULL)}", 200, True),
+    "too large": (FULL + b"x", f"bytes 0-{len(FULL)}/{len(FULL) + 1}", 200, False),
+    "too large, without a range": (FULL + b"x", None, 200, False),
+    "a beginning": (b"123", "bytes 0-2/9", 200, False),
+    "an end": (b"123", "bytes 6-8/9", 409, False),
+    "no range": (b"123", "bytes 0-2", 400, False)}
+
+
+@pytest.mark.parametrize("case", OUTPUTS)
+def test_small_outputs_are_answered_at_once(server, monkeypatch, case):
+    """What is flushed to a file would hold up all others; what the store keeps does not [D13]."""
+    content, span, wanted, at_once = OUTPUTS[case]
+    volunteer, files, threads = Volunteer(server, "a"), sys.modules["minigrid_plugin_files"], []
+    job, may_upload = volunteer.job(), files.may_upload
+    monkeypatch.setattr(files, "may_upload", lambda *given: threads.append(
+        threading.current_thread().name) or may_upload(*given))
+    volunteer.upload(job, content, **({"Content_Range": span} if span else {}))
+    status, answer = volunteer.answer()
+    assert (status, [name == "http" for name in threads]) == (wanted, [at_once])
+    if answer.get("complete"):
+        assert files.file_content("upload", job["output"]["name"]) == content
+    assert answer.get("complete") == (None if status != 200 else case != "a beginning")
+
+
+@pytest.mark.parametrize("offset, nbytes, at_once", [
+    (0, 3, True), (0, len(FULL), True), (0, len(FULL) + 1, False), (1, 3, False)])
+def test_small_outputs_of_boinc_are_answered_at_once(
+        server, monkeypatch, offset, nbytes, at_once):
+    """[WIRE 10] The same with the other protocol, and a question for a size always."""
+    volunteer, uploads, threads = Volunteer(server, "a"), boinc().uploads, []
+    name, content, wanted = volunteer.job()["output"]["name"], FULL * 2, uploads.wanted
+    monkeypatch.setattr(uploads, "wanted", lambda *given: threads.append(
+        threading.current_thread().name) or wanted(*given))
+    content = content[:nbytes]
+    body = HEADER.format(name=name, nbytes=nbytes, offset=offset, max_nbytes=10**6,
+                         signature=uploads.keys.certificate(name, 10**6),
+                         md5=hashlib.md5(content).hexdigest()).encode() + content[offset:]
+    ask = f"<data_server_request><get_file_size>{name}</get_file_size></data_server_request>"
+    for text in (body, ask.encode()):
+        volunteer.send("/boinc/upload/file_upload_handler", text)
+        while b"</data_server_reply>" not in volunteer.rest:
+            volunteer.rest += volunteer.more()
+        told, volunteer.rest = volunteer.rest, b""
+    assert [thread == "http" for thread in threads] == [at_once, True]
+    size = 0 if offset else nbytes  # The beginning of that one never came.
+    assert f"<file_size>{size}</file_size>".encode() in told
+
+
+def boinc():
+    return sys.modules["minigrid_plugin_boinc"]
+
+
+def test_outputs_share_a_commit_and_are_durable_before_they_are_acknowledged(server, monkeypatch):
+    """[D4 D13] What the store refuses was not taken, and is when it comes again."""
+    ann, bob = Volunteer(server, "ann"), Volunteer(server, "bob")
+    jobs = ann.job(), bob.job()
+    with monkeypatch.context() as patch:
+        patch.setattr(m, "count_firings", lambda done: m.db.execute_sql("SELECT no"))
+        ann.upload(jobs[0], b"1")
+        assert ann.answer()[0] == 503
+    (uploaded,) = m.plugged("uploaded")
+    assert uploaded(jobs[0]["output"]["name"]) == (0, False)
+    with busy():
+        del server.groups[:]
+        ann.upload(jobs[0], b"1")
+        bob.upload(jobs[1], b"22")
+    assert [each.answer()[1] for each in (ann, bob)] == [
+        {"nbytes": 1, "complete": True}, {"nbytes": 2, "complete": True}]
+    assert [n for n in server.groups if n] == [2]
+    assert [uploaded(job["output"]["name"]) for job in jobs] == [(1, True), (2, True)]
 
 
 def test_requests_sent_in_one_go_are_answered_in_their_order(server):

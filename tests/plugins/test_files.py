@@ -4,11 +4,13 @@ import concurrent.futures
 import io
 import os
 import stat
+import sys
 import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make import kept
 from web import ANYTHING, NOW, PATIENCE, Volunteer, refused, serving, sha256, sound, state
 
 import minigrid as m
@@ -33,11 +35,17 @@ def job(anna):
 # ---- 1. Downloads --------------------------------------------------------------
 
 
-@pytest.fixture
-def file(job):
+@pytest.fixture(params=["application", "small"])
+def file(job, request):
     """A file to download: (path, content)."""
     name = job["files"][0]["name"]
-    return f"/download/{name}", m.file_path("download", name).read_bytes()
+    content = m.file_path("download", name).read_bytes()
+    if request.param == "small":
+        name, content = "small_1_in", content[:3000]
+        m.project.write(lambda: m.plugged("keep_file")[-1]("download", name, content))
+        assert not m.file_path("download", name).exists()
+    yield f"/download/{name}", content
+    m.db.execute_sql("DELETE FROM small_file WHERE name = 'download/small_1_in'")
 
 
 RANGES = {  # Range: (status, slice)
@@ -81,15 +89,27 @@ def test_a_file_comes_whole_and_may_be_kept_for_ever(web, file):
 def test_an_empty_file(web, job):
     """[WIRE 9]"""
     m.store_file("download", "nothing", b"")
+    m.db.execute_sql("INSERT INTO small_file VALUES ('download/small', x'')")
     for method in ("GET", "HEAD"):
-        got = web(method, "/download/nothing")
-        assert (got.status, got.body, got.headers["Content-Length"]) == (200, b"", "0")
+        for name in ("nothing", "small"):
+            got = web(method, f"/download/{name}")
+            assert (got.status, got.body, got.headers["Content-Length"]) == (200, b"", "0")
+    m.db.execute_sql("DELETE FROM small_file WHERE name = 'download/small'")
 
 
 def test_a_file_that_is_gone(web, job):
-    m.file_path("download", job["input"]["name"]).unlink()
+    m.db.execute_sql("DELETE FROM small_file")
     for method in ("GET", "HEAD"):
         assert web(method, f"/download/{job['input']['name']}", Range="bytes=1-").status == 404
+
+
+def test_the_beginning_of_a_file(web, either):
+    """D13: who shows or keeps only that need not take all of what a stranger has sent."""
+    m.project.write(lambda: m.plugged("keep_file")[-1]("upload", "x_out", b"abcdef"))
+    (read,) = m.plugged("file_content")
+    assert [read("upload", "x_out", n) for n in (0, 2, 9, -1)] == [b"", b"ab"] + [b"abcdef"] * 2
+    m.db.execute_sql("DELETE FROM small_file WHERE name = 'upload/x_out'")
+    m.file_path("upload", "x_out").unlink(missing_ok=True)
 
 
 PATHS = [
@@ -186,7 +206,7 @@ def test_starting_again_from_the_beginning(web, anna, job):
 
 @pytest.mark.parametrize("wrong", ["0" * 64, "nonsense", sha256(b"1").upper()[:-1],
                                    "é".encode().decode("latin-1")])
-def test_a_sum_that_is_wrong(web, anna, job, wrong):
+def test_a_sum_that_is_wrong(web, anna, job, wrong, either):
     """The damaged file is forgotten, else no repetition would ever help."""
     before = state()
     got = anna.put(job, b"1", sha256=wrong)
@@ -211,7 +231,32 @@ def test_without_a_range_the_body_is_the_file(web, anna, job):
     name = job["output"]["name"]
     got = web("PUT", f"/upload/{name}", b"whole", Authorization=f"Bearer {anna.key}")
     assert got.json == {"nbytes": 5, "complete": True}
-    assert m.file_path("upload", name).read_bytes() == b"whole"
+    assert kept("upload", name) == b"whole"
+    assert not m.file_path("upload", name).exists()
+
+
+def test_a_large_output_is_a_file(web, anna, job, monkeypatch):
+    """D13: each takes the place of what came before, until it is reported."""
+    monkeypatch.setattr(sys.modules["minigrid_plugin_files"], "SMALL_BYTES", 100)
+    name, large = job["output"]["name"], b"x" * 101
+    for content in (b"small", large, b"small", large[:-1], large):
+        assert anna.put(job, content, sha256=sha256(content)).json["complete"]
+        assert kept("upload", name) == content
+        assert m.file_path("upload", name).exists() == (content == large)
+    assert m.db.execute_sql("SELECT count(*) FROM small_file WHERE name = ?",
+                            (f"upload/{name}",)).fetchone() == (0,)
+
+
+def test_what_is_left_of_an_attempt_goes(web, anna, job):
+    """A small output comes whole: no piece of it, right or damaged, is gone on with."""
+    name = job["output"]["name"]
+    for content, status in ((b"abx", 409), (b"abc", 200)):
+        anna.put(job, b"a", total=3)
+        assert m.plugged("uploaded")[-1](name) == (1, False)
+        assert anna.put(job, content, sha256=sha256(b"abc")).status == status
+        assert m.plugged("uploaded")[-1](name) == (3 * (status == 200), status == 200)
+        assert not list(m.file_path("upload", name).parent.glob(f"{name}*"))
+    assert kept("upload", name) == b"abc"
 
 
 def test_a_body_that_ends_early_is_half_an_upload(web, anna, job):
@@ -224,7 +269,7 @@ def test_a_body_that_ends_early_is_half_an_upload(web, anna, job):
 def test_a_body_that_goes_on_is_cut(web, anna, job):
     got = anna.put(job, b"abcdef", content_length="3", Content_Range="bytes 0-2/3")
     assert got.json == {"nbytes": 3, "complete": True}
-    assert m.file_path("upload", job["output"]["name"]).read_bytes() == b"abc"
+    assert kept("upload", job["output"]["name"]) == b"abc"
 
 
 def test_a_length_that_is_not_the_ranges(web, anna, job):
@@ -236,7 +281,7 @@ def test_a_length_that_is_not_the_ranges(web, anna, job):
 def test_an_empty_output(web, anna, job):
     assert anna.put(job, b"", sha256=sha256(b"")).json == {"nbytes": 0, "complete": True}
     assert web("GET", f"/upload/{job['output']['name']}").json == {"nbytes": 0, "complete": True}
-    assert m.file_path("upload", job["output"]["name"]).read_bytes() == b""
+    assert kept("upload", job["output"]["name"]) == b""
 
 
 def test_a_second_time_after_a_lost_answer(web, anna, job):
@@ -254,9 +299,9 @@ def test_another_file_of_the_same_size(web, anna, job):
     assert anna.put(job, b"abcd", sha256=sha256(b"abcd")).json["complete"]
     assert anna.put(job, b"wx", total=4, sha256=sha256(b"wxyz")).json == {
         "nbytes": 2, "complete": False}
-    assert m.file_path("upload", name).read_bytes() == b"abcd", "whole until the other one is"
+    assert kept("upload", name) == b"abcd", "whole until the other one is"
     assert anna.put(job, b"yz", start=2, total=4, sha256=sha256(b"wxyz")).json["complete"]
-    assert m.file_path("upload", name).read_bytes() == b"wxyz"
+    assert kept("upload", name) == b"wxyz"
     anna.report(job)
     before = state()
     refused(anna.put(job, b"1234", sha256=sha256(b"1234")), 403, before)
@@ -268,7 +313,7 @@ def test_a_damaged_repetition_does_not_harm_what_is_there(web, anna, job):
     assert "damaged" in refused(anna.put(job, b"abx", sha256=sha256(b"xyz")), 409, before)
 
 
-def test_a_disk_that_fails_in_the_middle(web, anna, job):
+def test_a_disk_that_fails_in_the_middle(web, anna, job, on_disk):
     """New bytes never lie in front of old ones: what is left is the beginning of one file."""
     class Failing(io.BytesIO):
         def read(self, *size):
@@ -326,11 +371,12 @@ def test_a_report_while_the_output_is_on_its_way(web, anna, job):
     got = web("PUT", f"/upload/{name}", Slow(b"late"), Authorization=f"Bearer {anna.key}",
               content_length="4")
     assert got.status == 403 and "reported" in got.json["error"]
-    assert not m.file_path("upload", name).exists()
+    assert m.plugged("uploaded")[-1](name) == (0, False)
 
 
 @pytest.mark.parametrize("directory", [False, True])
-def test_an_output_counts_when_it_would_survive_a_power_cut(web, anna, job, directory, monkeypatch):
+def test_an_output_counts_when_it_would_survive_a_power_cut(
+        web, anna, job, directory, monkeypatch, on_disk):
     """D13: its bytes are flushed, and then its name."""
     def fsync(file):
         if stat.S_ISDIR(os.fstat(file).st_mode) == directory:

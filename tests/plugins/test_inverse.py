@@ -112,7 +112,7 @@ def test_a_right_answer_is_confirmed_by_another_node(grid):
     bob = Client("bob")
     (job,) = bob.ask(grid.clock, work_req_seconds=1).assignments  # before what is most urgent
     assert (job.command_line, job.app) == ("--invert", "twice")
-    assert m.file_path("download", job.input["name"]).read_bytes() == b" 10\n"
+    assert make.kept("download", job.input["name"]) == b" 10\n"
     assert "5" not in job.name.partition("_check_")[0] and "twice_5" not in job.name
     bob.report(job.name, "5", grid.clock)
     passes(grid)
@@ -409,7 +409,7 @@ def test_an_output_that_is_lost_after_it_was_handed_out(grid):
     kept = output(first).read_bytes()
     output(first).unlink()
     (job,) = Client("bob").ask(grid.clock, work_req_seconds=1).assignments
-    assert m.file_path("download", job.input["name"]).read_bytes() == kept
+    assert make.kept("download", job.input["name"]) == kept
     output(first).write_bytes(kept)
 
 

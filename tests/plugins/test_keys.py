@@ -320,6 +320,18 @@ def test_a_key_that_changes_within_a_request_does_not_mix(web, monkeypatch):
     assert anna(work_req_seconds=1)["assignments"] and anna.held == opened.public != before
 
 
+def test_one_look_at_the_files_is_enough_for_a_transaction(web, monkeypatch):
+    """[D4] A look lets the interpreter go: many requests share one, and the next ones look anew."""
+    plugin, folder = of_project()
+    opened, looks, stamp_of = plugin.own_keys(), [], plugin.stamp_of
+    monkeypatch.setattr(plugin, "stamp_of", lambda path: looks.append(path) or stamp_of(path))
+    n = len((opened.public, looks)[1])
+    seen = m.project.write(lambda: [(opened.public, len(looks)) for _ in range(3)])
+    assert n > 0 and seen == [(opened.public, 2 * n)] * 3
+    plugin.open_keys(folder, plugin.STRONG, make=False).change()
+    assert m.project.write(lambda: opened.public) != seen[0][0]
+
+
 # ---- Private keys kept elsewhere ---------------------------------------------
 
 

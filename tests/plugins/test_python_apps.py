@@ -342,9 +342,8 @@ def do_all(n_hosts, output, passes=6):
         ask = dict(authenticator=user.authenticator, host_cpid=str(k), host={"p_ncpus": 8})
         reply = m.project.write(lambda: m.schedule(m.Request(work_req_seconds=1e6, **ask), now))
         for job in reply.assignments:
-            input_path = m.file_path("download", job.input["name"])
             value = output(types.SimpleNamespace(
-                name=job.name, input=json.loads(input_path.read_bytes())))
+                name=job.name, input=json.loads(make.kept("download", job.input["name"]))))
             m.store_file("upload", job.output["name"], value if isinstance(value, bytes)
                          else json.dumps(value).encode())
         told = m.Request(hostid=reply.hostid, rpc_seqno=1, reports=[
@@ -494,7 +493,7 @@ def assimilate(workunit, answer):
     with make.project(folder, {"raw": app}, stock=9) as project:
         now = NOW
         m.run_pass(now)
-        assert m.file_path("download", "raw_2_in").read_bytes() == b"\xff\xff"
+        assert make.kept("download", "raw_2_in") == b"\xff\xff"
         for wu in m.Workunit.select():
             for n, text in enumerate((b"AbC\0", b"aBc\0")):
                 m.store_file("upload", f"{wu.name}_{n}_out", text)

@@ -214,22 +214,21 @@ def test_whatever_is_spoilt_in_the_store_is_named(tmp_path):
 
 
 def test_files_and_credit_and_a_second_pass_are_looked_at(tmp_path, monkeypatch):
-    violation = simulate().watch.Violation
+    violation, small = simulate().watch.Violation, sys.modules["minigrid_plugin_files"].SmallFile
     with world(tmp_path, workunits=20) as (w, _):
         while len(w.watch.answers) < 8:
             w.step()
         (wu,) = m.Workunit.select().where(m.Workunit.file_delete_state == 0).limit(1)
         monkeypatch.setattr(simulate().watch, "FILES_OF", 1)
-        path = m.file_path("download", f"{wu.name}_in")
-        content = path.read_bytes()
-        path.unlink()
+        (row,) = small.select().where(small.name == f"download/{wu.name}_in")
+        row.delete_instance()
         with pytest.raises(violation, match="missing"):
             w.watch.scan()
         w.watch.known.clear()
         w.watch.touched = {wu.id}
         with pytest.raises(violation, match="missing"):
             w.watch.look(w.now)
-        path.write_bytes(content)
+        row.save(force_insert=True)
         m.db.execute_sql("UPDATE user SET total_credit = total_credit + 1 WHERE id = 1")
         with pytest.raises(violation, match="user 1 has"):
             w.watch.look_at_all(w.now)

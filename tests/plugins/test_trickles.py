@@ -224,6 +224,7 @@ def test_a_message_that_came_while_its_workunit_went(ann, trickles):
     (row,) = trickles.MsgFromHost.select()
     trickles.MsgFromHost.delete().execute()
     m.Result.delete().execute(), m.Workunit.delete().execute()
+    m.db.execute_sql("DELETE FROM small_file")
     m.project.write(lambda: trickles.settle([(row, "too late")], NOW))
     assert trickles.MsgToHost.select().count() == 0
 

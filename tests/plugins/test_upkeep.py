@@ -114,7 +114,13 @@ PLANTED = {  # what is broken: (how, what is said, who is named)
     "it sleeps past a deadline": (
         "UPDATE workunit SET transition_time = 1 + (SELECT report_deadline FROM result WHERE "
         "name = 'near_3_0') WHERE name = 'near_3'", "S0-34", "near_3_0"),
-    "a row of nobody": ("DELETE FROM workunit WHERE name = 'near_5'", "points to no row", "result"),
+    "a row of nobody": ("DELETE FROM workunit WHERE name = 'near_0'", "points to no row", "result"),
+    "a small input of nobody": (
+        "INSERT INTO small_file SELECT 'download/near_9_in', content FROM small_file LIMIT 1",
+        "belongs to no workunit", "download/near_9_in"),
+    "a small output of nobody": (
+        "INSERT INTO small_file SELECT 'upload/near_5_9_out', content FROM small_file LIMIT 1",
+        "belongs to no result", "upload/near_5_9_out"),
     "an index that lost a row": (
         "UPDATE sqlite_master SET sql = replace(sql, 'server_state = 2', 'server_state = 4') "
         "WHERE name = 'result_unsent'", "store: ", "result_unsent"),
@@ -147,7 +153,11 @@ FILES = {  # which file: (folder, name, is it removed?, what is said)
 def test_a_file_that_is_missing_or_too_many_is_found(world, upkeep, case):
     folder, name, removed, what = FILES[case]
     path = m.file_path(folder, name)
-    path.unlink() if removed else path.write_text("1")
+    if not removed:
+        path.write_text("1")
+    elif not m.db.execute_sql("DELETE FROM small_file WHERE name = ?",
+                              (f"{folder}/{name}",)).rowcount:
+        path.unlink()
     assert upkeep.violations() == [what]
 
 

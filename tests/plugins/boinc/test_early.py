@@ -6,6 +6,7 @@ import http.client
 import importlib
 import json
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -113,8 +114,12 @@ def address(name):
 
 
 def stored(server, name):
-    (path,) = (server.folder / "data" / "upload").glob(f"*/{name}")
-    return path.read_bytes()
+    with contextlib.closing(sqlite3.connect(server.folder / "data" / "minigrid.db")) as store:
+        small = store.execute("SELECT content FROM small_file WHERE name = ?",
+                              (f"upload/{name}",)).fetchall()
+    found = [path.read_bytes() for path in (server.folder / "data" / "upload").glob(f"*/{name}")]
+    (content,) = [row[0] for row in small] + found
+    return content
 
 
 def test_a_client_that_asks_first_sends_nothing_that_is_not_wanted(server, name):

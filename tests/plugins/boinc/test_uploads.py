@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make import kept
 from web import ANYTHING, PATIENCE, Volunteer, serving, state
 
 import minigrid as m
@@ -119,11 +120,11 @@ def name(anna):
 
 
 def stored(name):
-    return m.file_path("upload", name).read_bytes()
+    return kept("upload", name)
 
 
 def exists(name):
-    return m.file_path("upload", name).exists()
+    return m.plugged("uploaded")[-1](name)[1]
 
 
 def refused(answer, status, before, *words):
@@ -243,7 +244,7 @@ def test_a_second_time_after_a_lost_answer(client, name):
     assert state() == before
 
 
-def test_more_than_the_file_is_not_stored(client, name):
+def test_more_than_the_file_is_not_stored(client, name, either):
     assert client.put(name, b"abc", data=b"abcdef").status == 0
     assert stored(name) == b"abc"
 
@@ -371,6 +372,15 @@ def test_another_file_of_the_same_size_replaces_the_first(client, name):
     assert stored(name) == b"xyz"
 
 
+def test_a_store_that_takes_nothing(client, name, monkeypatch):
+    """D13: a small output is a row; the client comes again with it."""
+    before = state()
+    with monkeypatch.context() as patch:
+        patch.setattr(m, "count_firings", lambda done: m.db.execute_sql("SELECT no"))
+        refused(client.put(name, b"abc"), 1, before, "cannot be written")
+    assert client.put(name, b"abc").status == 0 and stored(name) == b"abc"
+
+
 def test_a_place_where_nothing_can_be_stored(client, name):
     path = m.file_path("upload", name)
     part = path.with_name(path.name + ".part")
@@ -485,6 +495,9 @@ def test_any_body_gets_an_answer_and_nothing_is_stored_elsewhere(
     assert early is None or Answer(early)
     client.send(body, path)
     there = sum(path.stat().st_size for path in (m.project.data / "upload").glob("*/*"))
+    ((small,),) = m.db.execute_sql("SELECT total(length(content)) FROM small_file "
+                                   "WHERE name LIKE 'upload/%'")
+    there += small
     assert there <= 2 * LIMIT, "no upload is larger than allowed"
 
 
@@ -499,6 +512,7 @@ def test_whatever_breaks_off_the_right_file_is_there_in_the_end(web, anna, uploa
     name = job["output"]["name"]
     for path in m.file_path("upload", name).parent.glob("*"):
         path.unlink()
+    m.db.execute_sql("DELETE FROM small_file")
     uploads.damaged.clear()
     for step, n in steps:
         at, n = client.size(name).size, n % (len(content) + 1)
