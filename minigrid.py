@@ -682,11 +682,11 @@ def maker(model, fields):
     return make
 
 
-users_of = prepared(lambda ids: User.select().where(User.id.in_(ids)))
-hosts_of = prepared(lambda ids: Host.select().where(Host.id.in_(ids)))
+users_of, hosts_of, workunits_of = (prepared(lambda ids, model=model: model.select().where(
+    model.id.in_(ids))) for model in (User, Host, Workunit))
 versions_of = prepared(lambda host_ids: HostAppVersion.select().where(
     HostAppVersion.host.in_(host_ids)))
-workunits_of = prepared(lambda ids: Workunit.select().where(Workunit.id.in_(ids)))
+value_of = prepared(lambda name: Meta.select(Meta.value).where(Meta.name == name).tuples())
 results_of = prepared(lambda wu_ids: Result.select().where(Result.workunit.in_(wu_ids))
                       .order_by(Result.workunit, Result.id))
 results_named = prepared(lambda names: Result.select(Result, Workunit).join(Workunit)
@@ -981,16 +981,16 @@ def server_note(data):
 def append_exactly(path, data):
     """Append bytes to a file as part of the transaction in progress: all or nothing, once."""
     # The store holds the size that is true; what a crash left behind it is cut off here.
-    known = Meta.get_or_none(name=f"size of {path.name}")
+    known = value_of.first(f"size of {path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "r+b" if path.exists() else "w+b") as file:
-        end, size = file.seek(0, os.SEEK_END), known.value if known else 0
+        end, size = file.seek(0, os.SEEK_END), known[0] if known else 0
         if end < size:
             log.warning("%s is shorter than it was: somebody cut or replaced it", path)
         size = file.seek(file.truncate(min(size, end))) + file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    Meta.replace(name=f"size of {path.name}", value=size).execute()
+    db.execute_sql("REPLACE INTO meta (name, value) VALUES (?, ?)", (f"size of {path.name}", size))
 
 
 # ---- 5. Settings and project -------------------------------------------------

@@ -175,8 +175,8 @@ def purge(ids, now):
     if gone:
         plugged("forget_files")[-1](small)  # that came late, or unasked for
         month = time.strftime("%Y-%m", time.gmtime(now))
-        append_exactly(project.data / "archive" / f"workunits-{month}.jsonl.gz",
-                       gzip.compress("".join(lines).encode(), mtime=now))
+        packed = gzip.compress("".join(lines).encode(), 6, mtime=now)  # 9 takes three times as long
+        append_exactly(project.data / "archive" / f"workunits-{month}.jsonl.gz", packed)
         remove(gone)
     return len(gone)
 

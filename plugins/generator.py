@@ -9,9 +9,9 @@ import re
 from peewee import fn
 
 from minigrid import (CHUNK, CHUNKS_MAX, FILE_NAME, GENERATOR, PARAMETERS, UNSENT, App, PluginError,
-                      Result, SharedFile, Workunit, explain, file_entry, file_path, plugged,
-                      prepared, project, put_off, save_all, store_file, store_files, transition,
-                      working)
+                      Result, SharedFile, Workunit, db, explain, file_entry, file_path,
+                      plugged, prepared, project, put_off, save_all, store_file, store_files,
+                      transition, working)
 
 
 def generator(now):
@@ -84,7 +84,7 @@ def generate(application, number, batch, now):
             made += 1
     except PluginError as error:
         fault = error
-    App.update(next_number=number + made).where(App.id == application.id).execute()
+    db.execute_sql("UPDATE app SET next_number = ? WHERE id = ?", (number + made, application.id))
     return made, fault
 
 
