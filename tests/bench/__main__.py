@@ -191,7 +191,7 @@ def parse():
     parser.add_argument("--profile", metavar="FILE", help="add where the servers' time went")
     parser.add_argument("--dir", help="where to make projects (default: temporary files)")
     for name, kind, default in (
-            ("seconds", float, 8), ("workunits", int, 8000), ("stock", int, 4000),
+            ("seconds", float, 8), ("workunits", int, 12000), ("stock", int, 4000),
             ("patience", float, 600), ("due", int, 100_000), ("rounds", int, 40),
             ("starts", int, 3)):
         parser.add_argument(f"--{name}", type=kind, default=default, metavar="N",
