@@ -24,6 +24,9 @@ def test_every_fault_can_be_planted():
     stale = [plant.describe(fault) for fault in FAULTS if not plant.applies(fault)]
     assert not stale, "\n".join(["see tests/plant.py --stale", *stale])
     assert all(fault["old"] != fault["new"] for fault in FAULTS)
+    for fault in FAULTS:  # A file that cannot be read is no fault that a test has seen.
+        text = (plant.ROOT / fault["file"]).read_text(encoding="utf-8")
+        compile(text.replace(fault["old"], fault["new"]), plant.describe(fault), "exec")
     assert len({(fault["file"], fault["old"], fault["new"]) for fault in FAULTS}) == len(FAULTS)
 
 
