@@ -17,6 +17,25 @@ NOW = 1_800_000_000
 PATIENCE = 60  # seconds until something that does not end is a failure
 ANYTHING = settings(max_examples=150, deadline=None, database=None, suppress_health_check=[
     HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+VERSION = """<data_server_request>
+    <core_client_major_version>7</core_client_major_version>
+    <core_client_minor_version>20</core_client_minor_version>
+    <core_client_release>5</core_client_release>
+"""
+HEADER = VERSION + """<file_upload>
+<file_info>
+<name>{name}</name>
+<xml_signature>
+{signature}</xml_signature>
+<max_nbytes>{max_nbytes}</max_nbytes>
+</file_info>
+<nbytes>{nbytes}</nbytes>
+<md5_cksum>{md5}</md5_cksum>
+<offset>{offset}</offset>
+<data>
+"""
+QUERY = VERSION + "    <get_file_size>{}</get_file_size>\n</data_server_request>\n"
+PLAIN = "/boinc/upload/file_upload_handler"
 ECHO = '''"""echo: gives back what it got."""
 
 rsc_disk_bound = 1000

@@ -11,24 +11,10 @@ import threading
 import types
 
 import pytest
+from web import HEADER, NOW, PATIENCE, PLAIN, QUERY
 
 import minigrid as m
 
-NOW = 1_800_000_000
-PATIENCE = 60  # seconds until something that does not end is a failure
-HEADER = """<data_server_request>
-<file_upload>
-<file_info>
-<name>{name}</name>
-<xml_signature>
-{signature}</xml_signature>
-<max_nbytes>{max_nbytes}</max_nbytes>
-</file_info>
-<nbytes>{nbytes}</nbytes>
-<md5_cksum>{md5}</md5_cksum>
-<offset>{offset}</offset>
-<data>
-"""
 APP = '''"""echo: i for i."""
 
 
@@ -220,9 +206,8 @@ def test_small_outputs_of_boinc_are_answered_at_once(
     body = HEADER.format(name=name, nbytes=nbytes, offset=offset, max_nbytes=10**6,
                          signature=uploads.keys.certificate(name, 10**6),
                          md5=hashlib.md5(content).hexdigest()).encode() + content[offset:]
-    ask = f"<data_server_request><get_file_size>{name}</get_file_size></data_server_request>"
-    for text in (body, ask.encode()):
-        volunteer.send("/boinc/upload/file_upload_handler", text)
+    for text in (body, QUERY.format(name).encode()):
+        volunteer.send(PLAIN, text)
         while b"</data_server_reply>" not in volunteer.rest:
             volunteer.rest += volunteer.more()
         told, volunteer.rest = volunteer.rest, b""

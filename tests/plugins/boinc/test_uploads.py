@@ -14,31 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make import kept
-from web import ANYTHING, PATIENCE, Volunteer, serving, state
+from web import ANYTHING, HEADER, PATIENCE, PLAIN, QUERY, Volunteer, serving, state
 
 import minigrid as m
 
 CAPTURES = Path(os.environ.get("MINIGRID_CAPTURES",
                                Path(__file__).resolve().parents[4] / "shared" / "captures"))
-VERSION = """<data_server_request>
-    <core_client_major_version>7</core_client_major_version>
-    <core_client_minor_version>20</core_client_minor_version>
-    <core_client_release>5</core_client_release>
-"""
-HEADER = VERSION + """<file_upload>
-<file_info>
-<name>{name}</name>
-<xml_signature>
-{signature}</xml_signature>
-<max_nbytes>{max_nbytes}</max_nbytes>
-</file_info>
-<nbytes>{nbytes}</nbytes>
-<md5_cksum>{md5}</md5_cksum>
-<offset>{offset}</offset>
-<data>
-"""
-QUERY = VERSION + "    <get_file_size>{}</get_file_size>\n</data_server_request>\n"
-PLAIN = "/boinc/upload/file_upload_handler"
 LIMIT = 1000  # of the application echo
 
 
